@@ -11,6 +11,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from schemas.endings import EndingCode
+from schemas.request import MAX_CACHE_KEY_CHARS
 from streams.dialects.neutral import RequestError
 
 Location = Sequence[int | str]
@@ -23,6 +24,13 @@ MayFallBack = Annotated[
     Field(
         description="Whether a smaller model may answer where this one has no room, if the organisation's policy has"
         " it: an extension."
+    ),
+]
+PromptCacheKey = Annotated[
+    str | None,
+    Field(
+        max_length=MAX_CACHE_KEY_CHARS,
+        description="One for whatever begins alike: it goes where that has been, as far as load lets it.",
     ),
 ]
 MAX_PARTS = 4_096

@@ -8,7 +8,6 @@ from pydantic import BaseModel, Field
 
 from schemas.endings import EndingCode
 from schemas.request import (
-    MAX_CACHE_KEY_CHARS,
     MAX_CHOICES,
     MAX_OUTPUT_TOKENS,
     OnDisconnect,
@@ -17,7 +16,7 @@ from schemas.request import (
     ServiceTier,
 )
 from streams.dialects.echo import MAX_METADATA, Metadata, check_metadata, check_pairs, written
-from streams.dialects.fields import WIRE, MayFallBack, NotOffered, asked, unsupported
+from streams.dialects.fields import WIRE, MayFallBack, NotOffered, PromptCacheKey, asked, unsupported
 from streams.dialects.neutral import NeutralRequest, RequestError
 from streams.dialects.openai_parameters import HINTS, NOT_OFFERED_IN_STREAM_OPTIONS
 from streams.dialects.structured import StructuredBody, asked_structure, field_of_structure, structure_of
@@ -45,10 +44,7 @@ class GenerationBody(StructuredBody):
     safety_identifier: str | None = Field(default=None, max_length=512, description="In the place of `user`.")
     metadata: Metadata | None = Field(default=None, max_length=MAX_METADATA, description="Given back by the id.")
     service_tier: ServiceTier = "auto"
-    prompt_cache_key: str | None = Field(
-        default=None, max_length=MAX_CACHE_KEY_CHARS,
-        description="One for whatever begins alike: it goes where that has been, as far as load lets it.",
-    )  # fmt: skip
+    prompt_cache_key: PromptCacheKey = None
     on_disconnect: OnDisconnect = Field(
         default="cancel", description="What happens when the last viewer is gone: an extension."
     )

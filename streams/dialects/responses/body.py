@@ -10,7 +10,6 @@ from pydantic import BaseModel, Field
 
 from schemas.base import MAX_ECHO_CHARS
 from schemas.request import (
-    MAX_CACHE_KEY_CHARS,
     MAX_MESSAGES,
     MAX_OUTPUT_TOKENS,
     MAX_TEXT_CHARS,
@@ -32,7 +31,17 @@ from streams.dialects.conversation_ref import (
     stores,
 )
 from streams.dialects.echo import MAX_METADATA, Metadata, check_metadata, check_pairs, written
-from streams.dialects.fields import WIRE, MayFallBack, NotOffered, asked, check_length, invalid, unsupported, validated
+from streams.dialects.fields import (
+    WIRE,
+    MayFallBack,
+    NotOffered,
+    PromptCacheKey,
+    asked,
+    check_length,
+    invalid,
+    unsupported,
+    validated,
+)
 from streams.dialects.neutral import NeutralRequest, OwnTurn
 from streams.dialects.openai_parameters import NOT_OFFERED_IN_STREAM_OPTIONS
 from streams.dialects.openai_tools import FunctionName
@@ -114,10 +123,7 @@ class ResponsesBody(SamplingBody):
     user: str | None = Field(default=None, max_length=512, description="Kept only as a pseudonym.")
     safety_identifier: str | None = Field(default=None, max_length=512, description="In the place of `user`.")
     service_tier: ServiceTier = "auto"
-    prompt_cache_key: str | None = Field(
-        default=None, max_length=MAX_CACHE_KEY_CHARS,
-        description="One for whatever begins alike: it goes where that has been, as far as load lets it.",
-    )  # fmt: skip
+    prompt_cache_key: PromptCacheKey = None
     tools: list[FunctionTool] = Field(default_factory=list, max_length=MAX_TOOLS)
     tool_choice: Literal["none", "auto", "required"] | FunctionChoice = "auto"
     parallel_tool_calls: bool = True
