@@ -241,7 +241,7 @@ class WorkerCore:
         now_ms: int,
     ) -> WorkerState:
         self._counts_since_ms = self._counts_since_ms or now_ms
-        prompts = self._emission.prompt_hits.lately(now_ms)
+        prompts, queues = self._emission.prompt_hits.lately(now_ms), self._queues(now_ms)
         return WorkerState(
             worker_id=self.config.worker_id,
             pool=self.config.pool,
@@ -258,14 +258,14 @@ class WorkerCore:
             queued_tokens=self._slots.queued_tokens + stats.waiting * self._works.tokens_per_slot,
             queued_of=self._slots.tokens_of,
             waiting_of=self._slots.slots_of,
-            queues=self._queues(now_ms),
+            queues=queues,
             counts_since_ms=self._counts_since_ms,
             max_running=self.config.max_running,
             kv_blocks_used=stats.kv_blocks_used,
             kv_blocks_total=stats.kv_blocks_total,
             prompt_tokens=prompts.all,
             cached_tokens=prompts.cached,
-            oldest_waiting_ms=max(self._slots.oldest_waiting_ms(now_ms).values()),
+            oldest_waiting_ms=max(queue.oldest_ms for queue in queues.values()),
             tokens_per_second=tokens_per_second,
             accepts_seed=accepts_seed,
         )
