@@ -19,7 +19,7 @@ from schemas.generated import GENERATED, Fence
 from schemas.request import LANES, Lane
 from schemas.usage import USAGE, ComputeRecord
 from tests.unit.gpu_consumers.fleet import CONFIG, LEASE_MS, TOPICS, Fleet, check
-from tests.unit.gpu_consumers.test_worker_interleavings import ACTIONS, play
+from tests.unit.gpu_consumers.test_worker_interleavings import ACTIONS, play_to_the_end
 
 SLOTS, MAX_PAUSES = 20, 2
 KEEPS_ONE_FREE = replace(CONFIG, headroom=0.05, max_pauses=MAX_PAUSES)
@@ -157,13 +157,7 @@ def test_whatever_fails_while_answers_are_paused_nothing_is_lost_and_nothing_is_
     for number in range(12):
         fleet.region.request(Lane.BATCH, max_tokens=40, partition=number % 2)
     fleet.run(400)
-    play(script, fleet)
-    fleet.region.claims_up = True
-    fleet.region.say_voids()
-    for worker in fleet.workers.values():
-        worker.engine_starts = True
-    fleet.settle("ab")
-    check(fleet.region)
+    play_to_the_end(script, fleet)
 
 
 # Who is paused

@@ -99,6 +99,17 @@ def play(script: list[tuple[Any, ...]], fleet: Fleet) -> None:
                 region.log.inject(Fault(kind, client_id, at))
 
 
+def play_to_the_end(script: list[tuple[Any, ...]], fleet: Fleet) -> None:
+    """Whatever was away comes back after it, and all that was asked for ends as it may."""
+    play(script, fleet)
+    fleet.region.claims_up = True
+    fleet.region.say_voids()
+    for worker in fleet.workers.values():
+        worker.engine_starts = True
+    fleet.settle("ab")
+    check(fleet.region)
+
+
 @given(st.lists(ACTIONS, max_size=25), st.sampled_from([1, 4]))
 @settings(max_examples=80)
 @example(
@@ -133,12 +144,6 @@ def test_whatever_fails_nothing_is_lost_and_nothing_is_said_twice(
     script: list[tuple[Any, ...]], max_running: int
 ) -> None:
     fleet = Fleet("a", "b", max_running=max_running)
-    play(script, fleet)
-    fleet.region.claims_up = True
-    fleet.region.say_voids()
-    for worker in fleet.workers.values():
-        worker.engine_starts = True
-    fleet.settle("ab")
-    check(fleet.region)
+    play_to_the_end(script, fleet)
     endings = {fleet.region.terminal(response_id) for response_id in fleet.region.requests}
     assert fleet.region.claims_lost or EndingCode.GENERATION_INTERRUPTED not in endings
