@@ -10,18 +10,17 @@ measured beside that, on an engine alone.
 import asyncio
 import random
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
-from time import monotonic, time
+from time import monotonic, sleep, time
 
 import aiohttp
-import httpx
 import orjson
 
 from benchmarks.engine_throughput import ENGINE_ARGS, question
 from benchmarks.figures import Report, percentile
 from benchmarks.spoken import chat_body
-from benchmarks.stacks import MODEL, MODEL_PATH, running_stack
+from benchmarks.stacks import MODEL, MODEL_PATH, metrics_of, records_of, running_stack
 from deploy.local.runner import Stack, simulated
 from gpu_consumers.engines.port import EngineDelta, EngineDied, EngineRequest
 from gpu_consumers.engines.vllm_engine import VllmEngine
@@ -31,9 +30,6 @@ from schemas.generated import GENERATED, Ending, Frame, Opened
 from schemas.request import Message, Sampling, TextPart
 from schemas.usage import USAGE, ComputeRecord, UsageEvent
 from streams.chat_tokenizer import ChatTokenizer
-from streams.log.kafka import KafkaConsumer
-from streams.log.port import LogRecord
-from streams.log.reading import kept_offsets, read_offsets
 
 PHRASE = "the silver dragon"
 """That the tenant `guarded` of a fresh stack forbids."""
@@ -50,6 +46,7 @@ MAX_TOKENS = 3_000
 GOAL_MS = 50.0
 END_TIMEOUT_S = 60.0
 ACCOUNTS_TIMEOUT_S = 30.0
+HEARTBEAT_LOOK_S = 0.1
 VLLM_STREAMS = 16
 VLLM_LOOK_S = 0.001
 
@@ -174,18 +171,18 @@ class _Told:
 
     def read(self, stack: Stack) -> None:
         topics = stack.plan.settings.topics
-        for record in _records(stack, topics.usage.name):
+        for record in records_of(stack, topics.usage.name, END_TIMEOUT_S):
             usage = USAGE.validate_json(record.value or b"")
             if isinstance(usage, UsageEvent):
                 self.usage[usage.response_id].append(usage)
             elif isinstance(usage, ComputeRecord):
                 self.computed[usage.response_id] = usage
                 self.freed_at_ms[usage.response_id] = record.timestamp_ms
-        for record in _records(stack, topics.control.name):
+        for record in records_of(stack, topics.control.name, END_TIMEOUT_S):
             control = CONTROL.validate_json(record.value or b"")
             if isinstance(control, Cancel):
                 self.asked_at_ms.setdefault(control.response_id, control.requested_at_ms)
-        for record in _records(stack, topics.generated.name):
+        for record in records_of(stack, topics.generated.name, END_TIMEOUT_S):
             told = GENERATED.validate_json(record.value or b"")
             if isinstance(told, Opened):
                 self.deadline_ms[told.response_id] = told.deadline_ms
@@ -215,15 +212,6 @@ class _Told:
             and event.billable == ENDINGS[code].billed
             and stream.told <= event.released_tokens <= event.output_tokens <= generated
         )
-
-
-def _records(stack: Stack, topic: str) -> Iterator[LogRecord]:
-    consumer = KafkaConsumer(stack.plan.settings.kafka, None, "benchmark")
-    try:
-        offsets = kept_offsets(consumer, consumer.partitions(topic))
-        yield from read_offsets(consumer, offsets, monotonic() + END_TIMEOUT_S)
-    finally:
-        consumer.close()
 
 
 def _read_when_accounted(stack: Stack, streams: Sequence[_Stream]) -> _Told:
@@ -266,14 +254,12 @@ def _report_way(report: Report, way: _Way, streams: Sequence[_Stream], told: _To
 
 def _blocks_held(stack: Stack) -> float:
     """Of the worker's engine, once nothing runs there: it tells so with its next heartbeat."""
-    [port] = [each.health_port for each in stack.plan.processes if each.name == "worker-1"]
     deadline_s = monotonic() + ACCOUNTS_TIMEOUT_S
     while True:
-        text = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=5, trust_env=False).text
-        name = "sluice_worker_kv_blocks_used "
-        held = next(float(line.removeprefix(name)) for line in text.splitlines() if line.startswith(name))
+        held = metrics_of(stack, "worker-1")["sluice_worker_kv_blocks_used"]
         if not held or monotonic() > deadline_s:
             return held
+        sleep(HEARTBEAT_LOOK_S)
 
 
 async def _aborts_ms(rounds: int) -> list[float]:

@@ -11,13 +11,11 @@ from collections.abc import Mapping
 from time import monotonic, process_time
 
 import aiohttp
-import httpx
-from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.clients import Answer, Meter, ask_over_websocket
 from benchmarks.figures import ProcessSample, Report, percentile, sample_processes
 from benchmarks.spoken import chat_body
-from benchmarks.stacks import MODEL, running_stack, stack_pids
+from benchmarks.stacks import MODEL, metrics_of, running_stack, stack_pids
 from deploy.local.runner import Stack, simulated
 
 TOKENS_PER_S = 50
@@ -82,19 +80,6 @@ class _Load:
             await asyncio.gather(*clients, return_exceptions=True)
 
 
-def _scrape(stack: Stack) -> dict[str, float]:
-    """Counters of all processes by name, summed over labels."""
-    totals: dict[str, float] = {}
-    for spec in stack.plan.processes:
-        if spec.health_port is None:
-            continue
-        text = httpx.get(f"http://127.0.0.1:{spec.health_port}/metrics", timeout=5, trust_env=False).text
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                totals[sample.name] = totals.get(sample.name, 0.0) + sample.value
-    return totals
-
-
 def _growth(earlier: Mapping[str, ProcessSample], later: Mapping[str, ProcessSample]) -> float:
     """By what share the pipeline's memory grew."""
     pipeline = earlier.keys() - STORES
@@ -117,7 +102,7 @@ def measure(streams: int, seconds: float, tokens: int, settle_s: float, seed: in
     with running_stack(simulated(ENGINE, max_running=streams + 64)) as stack:
         load = _Load(stack, streams, tokens, random.Random(seed))
         asyncio.run(load.run(10.0, settle_s, seconds))
-        counters = _scrape(stack)
+        counters = metrics_of(stack)
     offered = streams * TOKENS_PER_S * load.took_s
     meter = load.meter
     report.add("delivered / offered", meter.tokens / offered, "ratio", 0.99, at_most=False, spread=0.01)

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import httpx
+from prometheus_client.parser import text_string_to_metric_families
 
 from deploy.local import guardian
 from deploy.local.plan import Options
@@ -22,6 +23,9 @@ from deploy.local.runner import Stack
 from deploy.local.supervisor import Guardian
 from deploy.tenants_file import write_tenants
 from streams.directory import Limits
+from streams.log.kafka import KafkaConsumer
+from streams.log.port import LogRecord
+from streams.log.reading import kept_offsets, read_offsets
 from streams.toml_directory import read_tenants
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -56,6 +60,29 @@ def raise_limits(stack: Stack) -> None:
     """Gives every tenant limits that no benchmark reaches, keeping its keys."""
     tenants = read_tenants(stack.data.tenants_file)
     write_tenants(stack.data.tenants_file, [tenant.model_copy(update={"limits": BEYOND_REACH}) for tenant in tenants])
+
+
+def records_of(stack: Stack, topic: str, timeout_s: float) -> Iterator[LogRecord]:
+    """All that the topic has now, each partition in its order. Raises LogError, also where it takes longer."""
+    consumer = KafkaConsumer(stack.plan.settings.kafka, None, "benchmark")
+    try:
+        offsets = kept_offsets(consumer, consumer.partitions(topic))
+        yield from read_offsets(consumer, offsets, time.monotonic() + timeout_s)
+    finally:
+        consumer.close()
+
+
+def metrics_of(stack: Stack, *names: str) -> dict[str, float]:
+    """Counters and gauges of these processes, of all without names, summed over processes and labels."""
+    totals: dict[str, float] = {}
+    for spec in stack.plan.processes:
+        if spec.health_port is None or (names and spec.name not in names):
+            continue
+        text = httpx.get(f"http://127.0.0.1:{spec.health_port}/metrics", timeout=5, trust_env=False).text
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                totals[sample.name] = totals.get(sample.name, 0.0) + sample.value
+    return totals
 
 
 def free_port() -> int:

@@ -8,14 +8,13 @@ from Kafka afterwards, so that reading takes nothing from whoever writes.
 import asyncio
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import orjson
 
 from benchmarks.figures import ProcessSample, Report, sample_processes
-from benchmarks.stacks import running_stack, stack_pids
+from benchmarks.stacks import records_of, running_stack, stack_pids
 from deploy.local.runner import Stack, simulated
 from gpu_consumers.engines.port import EngineDelta, EngineDied, EngineRequest
 from gpu_consumers.engines.simulated import SimulatedEngine, SimulatedEngineSettings
@@ -23,13 +22,14 @@ from schemas.base import Scope
 from schemas.generated import Opened
 from schemas.request import AdmittedRequest, Lane, ReplyTo, Sampling
 from streams.clocks import now_ms
-from streams.log.kafka import KafkaConsumer, KafkaProducer
-from streams.log.port import LogError, LogRecord, OnDelivery, TopicPartition
+from streams.log.kafka import KafkaProducer
+from streams.log.port import LogError, OnDelivery
 
 WORKER: Final = "worker-1"
 STAY: Final = ("kafka", "redis", "redis-quota", WORKER)
 SETTLE_S: Final = 10.0
 FLUSH_S: Final = 30.0
+READ_TIMEOUT_S: Final = 300.0
 LONGEST_MS: Final = 3_600_000
 PROMPT: Final = [1, 2, 3, 4]
 STEP_MS: Final = 20.0
@@ -117,21 +117,6 @@ class Written:
         return len(self._last)
 
 
-def _records(stack: Stack) -> Iterator[LogRecord]:
-    """All of `generated`, to where it ends now."""
-    settings = stack.plan.settings
-    generated = settings.topics.generated
-    places = [TopicPartition(generated.name, number) for number in range(generated.partitions)]
-    reader = KafkaConsumer(settings.kafka, None, "worker-alone-reader")
-    try:
-        ends = reader.ends(places)
-        reader.assign(dict.fromkeys(places, 0))
-        while any(reader.end_reached(place) < end for place, end in ends.items()):
-            yield from reader.poll(1_000, 1.0)
-    finally:
-        reader.close()
-
-
 async def _bare(args: dict[str, float], streams: int, seconds: float) -> float:
     """CPU seconds per token of the engine alone, at the same rate."""
     tokens = 0
@@ -167,7 +152,7 @@ def _measure(report: Report, stack: Stack, streams: int, seconds: float) -> None
     after, ended_ms, took_s = sample_processes(pids), now_ms(), time.monotonic() - began_s
     stack.supervisor.process(WORKER).stop(kill=True)
     written = Written()
-    for record in _records(stack):
+    for record in records_of(stack, stack.plan.settings.topics.generated.name, READ_TIMEOUT_S):
         frame = orjson.loads(record.value or b"{}")
         if frame.get("type") == "frame":
             written.add(frame, counts=began_ms <= record.timestamp_ms < ended_ms)
