@@ -161,6 +161,8 @@ class OneWorker:
         self._max_pauses = max_pauses
         self.engine = SimulatedCore(engine)
         self._tell_at_s = 0.0
+        self._now_s = 0.0
+        self._coming: list[Arrival] = []
         self._batch = engine.max_running
         self._held = Held()
         self._random = random.Random(seed)
@@ -174,9 +176,9 @@ class OneWorker:
         self.seen = Seen()
 
     def run(self, arrivals: Iterable[Arrival], until_s: float, *, from_s: float = 0.0) -> Seen:
-        """What came before `from_s` is served and not counted."""
-        coming = sorted(arrivals, key=lambda arrival: arrival.at_s)[::-1]
-        now_s = 0.0
+        """What came before `from_s` is served and not counted. Called again it goes on, with what is still to come."""
+        coming = self._coming = sorted([*self._coming, *arrivals], key=lambda arrival: arrival.at_s, reverse=True)
+        now_s = self._now_s
         while now_s < until_s:
             due_s = self.engine.next_due_s
             next_s = min(
@@ -202,6 +204,7 @@ class OneWorker:
                 self._policy.engine_tells(self.engine.stats(), int(now_s * 1_000))
             while (given := self._policy.take(self._held, int(now_s * 1_000))) is not None:
                 self._take(given, now_s)
+        self._now_s = now_s
         return self.seen
 
     def _count_slots(self, for_s: float) -> None:

@@ -49,7 +49,8 @@ from streams.settings import WorkerSettings
 
 TICK_S = 0.05
 COMMIT_S = 1.0
-BEATS_LOOK_BACK_MS = 10_000
+BEATS_LOOK_BACK_MS = 60_000
+"""So long a worker may be away, and its successor knows whose turn it was."""
 POSITIONS_TIMEOUT_S = 30.0
 FLUSH_S = 10.0
 
@@ -288,12 +289,16 @@ class Worker:
     def _hear(self, beats: Sequence[LogRecord]) -> None:
         for record in beats:
             if record.value is None:
-                self._membership.buried((record.key or b"").decode(errors="replace"))
+                worker_id = (record.key or b"").decode(errors="replace")
+                self._membership.buried(worker_id)
+                self._core.worker_buried(worker_id)
                 continue
             try:
-                self._membership.heard(decode(WorkerState, record.value))
+                state = decode(WorkerState, record.value)
             except Undecodable:
                 continue  # routers cannot read it either
+            self._membership.heard(state)
+            self._core.worker_tells(state)
 
     async def _control_positions(self) -> dict[TopicPartition, int]:
         """Where to begin: some minutes back, for cancels of work that waits; some heartbeats back.

@@ -12,6 +12,7 @@ MAX_TENANTS = 64
 
 OfTenants = Annotated[dict[Identifier, Annotated[int, Field(ge=0)]], Field(max_length=MAX_TENANTS)]
 """Of the tenants that have most."""
+OfTenantsByLane = dict[Lane, OfTenants]
 
 
 class LaneQueue(BaseModel):
@@ -62,6 +63,14 @@ class WorkerState(Record):
         default_factory=dict, exclude_if=not_, description="Of every lane; none where it does not say."
     )
     counts_since_ms: Milliseconds = Field(default=0, exclude_if=not_, description="What has left its `queues`.")
+    given_of: OfTenantsByLane = Field(
+        default_factory=dict,
+        exclude_if=not_,
+        description="What has left its engine since then, of whom, by weight: prompts, and twice what was generated.",
+    )
+    ahead_of: OfTenantsByLane = Field(
+        default_factory=dict, exclude_if=not_, description="Whose turn comes later in a lane, and by how much of that."
+    )
     max_running: int = Field(default=0, ge=0)
     kv_blocks_used: int = Field(default=0, ge=0)
     kv_blocks_total: int = Field(default=0, ge=0)

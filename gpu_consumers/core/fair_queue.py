@@ -21,14 +21,20 @@ counters are remembered.
 Large requests (`add`) have a line of their own in their tenant's, and share its counter: who asks for room in the
 engine's memory, and has none, is passed by those that are not. These wait for each other.
 
-A decision takes O(log n) of n tenants, whatever waits. What a restart loses is the counters and the expected lengths:
-at most what the bound says, once; the queue itself is read again.
+A decision takes O(log n) of n tenants, whatever waits.
+
+Workers of a pool share their tenants as one (`pool_shares.py`): who waits here is charged what other workers give it
+meanwhile, as in dmClock (Gulati et al., "mClock: Handling Throughput Variability for Hypervisor IO Scheduling", OSDI
+2010), where requests carry what other servers have done. What all who wait were given elsewhere is no difference
+between them. So that nobody starves here for what it gets elsewhere, it is held back by `MOST_HELD_BACK` of what the
+others are given here. A successor of this worker goes on with how far each was ahead (`ahead`, `restore`): what a
+restart loses is the expected lengths, and the queue is read again.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, nlargest
 from itertools import count
 from typing import TypeAlias
 
@@ -45,6 +51,9 @@ NEVER = 2**62
 MAX_REMEMBERED = 4_096
 """Tenants that have nothing, neither waiting nor in the engine. Who has had nothing for longest is forgotten first, and
 is lifted like a new one when it comes again: it may gain what it was ahead, which is at most the bound above."""
+MOST_HELD_BACK = 7 / 8
+MOST_OWED = 262_144
+"""Of service elsewhere, which a tenant is charged here later."""
 _STALE_ALLOWED = 64
 
 
@@ -89,6 +98,12 @@ class _Tenant:
     """What is expected of its answers; 0: none has ended yet."""
     entries: list[int] = field(default_factory=lambda: [0, 0])
     """Of its entries in a heap the one that counts."""
+    given: float = 0.0
+    """What of its service has left the engine: as it was, by its weight."""
+    lately: float = 0.0
+    """What it was charged here since it was charged for others last."""
+    owes: float = 0.0
+    """What it was given elsewhere while it waited here, and was not charged yet."""
 
     @property
     def waits(self) -> bool:
@@ -108,6 +123,12 @@ class _Charge:
 
     def pay(self, cost: int) -> None:
         self.tenant.served += cost / self.weight
+        self.tenant.lately += cost / self.weight
+
+    @property
+    def open(self) -> float:
+        """All that it was charged."""
+        return (self.prompt_tokens + OUTPUT_COST * self.output) / self.weight
 
     @property
     def told_beyond(self) -> int:
@@ -233,6 +254,7 @@ class FairQueue:
         else:
             output = min(output, charge.most_output)
             charge.pay(OUTPUT_COST * (output - charge.output) - goes_on * charge.prompt_tokens)
+            tenant.given += (OUTPUT_COST * output + (not goes_on) * charge.prompt_tokens) / charge.weight
             if charge.most_output and not goes_on:
                 tokens = output / charge.answers
                 self._answer_tokens = _nearer(self._answer_tokens, tokens)
@@ -244,6 +266,55 @@ class FairQueue:
         """The counter of one that is remembered; 0 of others."""
         tenant = self._tenants.get(tenant_id)
         return 0.0 if tenant is None else tenant.served
+
+    # Beside other workers
+
+    def given(self, most: int) -> dict[str, int]:
+        """What has left the engine since this worker began, by weight: of so many tenants, the latest."""
+        latest = nlargest(most, self._tenants.values(), key=lambda tenant: tenant.turn)
+        return {tenant.tenant_id: int(tenant.given) for tenant in latest if tenant.given >= 1}
+
+    def ahead(self, most: int) -> dict[str, int]:
+        """How far counters are above that of who is next, without what is in the engine: of so many, the furthest."""
+        least, apart = self._least(), {tenant_id: tenant.served for tenant_id, tenant in self._tenants.items()}
+        for charge in self._charges.values():
+            apart[charge.tenant.tenant_id] -= charge.open
+        furthest = nlargest(most, apart.items(), key=lambda each: each[1])
+        return {tenant_id: int(served - least) for tenant_id, served in furthest if served - least >= 1}
+
+    def restore(self, ahead: Mapping[str, int]) -> None:
+        """Once, soon after the begin: an earlier worker's `ahead`, whose work this one goes on with."""
+        for tenant_id, tokens in ahead.items():
+            tenant = self._tenants.get(tenant_id)
+            if tenant is None:
+                tenant = self._tenants[tenant_id] = _Tenant(tenant_id)
+                self._may_rest(tenant)
+            tenant.served += tokens
+            self._changed(tenant)
+
+    def given_elsewhere(self, service: Mapping[str, int]) -> None:
+        """What others have given since this was told last, by weight. Tell it often, also where it is nothing."""
+        waiting = [tenant for tenant in self._tenants.values() if tenant.waits]
+        if len(waiting) > 1:
+            self._hold_back(waiting, service)
+        for tenant in self._tenants.values():
+            tenant.lately = 0.0
+            if not tenant.waits or len(waiting) == 1:
+                tenant.owes = 0.0
+
+    def _hold_back(self, waiting: list[_Tenant], service: Mapping[str, int]) -> None:
+        for tenant in waiting:
+            tenant.owes += service.get(tenant.tenant_id, 0)
+        common = min(tenant.owes for tenant in waiting)
+        all_lately = sum(tenant.lately for tenant in waiting)
+        for tenant in waiting:
+            tenant.owes = min(tenant.owes - common, MOST_OWED)
+            others_lately = (all_lately - tenant.lately) / (len(waiting) - 1)
+            pays = min(tenant.owes, MOST_HELD_BACK * others_lately)
+            if pays > 0:
+                tenant.owes -= pays
+                tenant.served += pays
+                self._changed(tenant)
 
     def _least(self) -> float:
         """To what somebody is lifted who comes to wait."""

@@ -24,7 +24,7 @@ one that is not large: so of either kind nobody waits for ever.
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -32,9 +32,10 @@ from gpu_consumers.core.capacity import Capacity
 from gpu_consumers.core.fair_queue import FairQueue, Queued
 from gpu_consumers.core.held import Held
 from gpu_consumers.core.pausing import Pausing
+from gpu_consumers.core.pool_shares import Service
 from gpu_consumers.engines.port import EngineStats
 from schemas.request import LANES, Lane
-from schemas.worker import LaneQueue
+from schemas.worker import MAX_TENANTS, LaneQueue, OfTenantsByLane
 from streams.lane_policy import LANE_POLICIES, LanePolicies
 
 LARGE = 8
@@ -343,6 +344,26 @@ class Scheduler:
             lane: LaneQueue(waiting=waiting, left=self._left[lane], left_tokens=self._left_tokens[lane])
             for lane, waiting in self.waiting().items()
         }
+
+    # Beside other workers
+
+    def given_of(self) -> OfTenantsByLane:
+        given = ((lane, queue.shared.given(MAX_TENANTS)) for lane, queue in self._lanes.items())
+        return {lane: of_tenants for lane, of_tenants in given if of_tenants}
+
+    def ahead_of(self) -> OfTenantsByLane:
+        ahead = ((lane, queue.shared.ahead(MAX_TENANTS)) for lane, queue in self._lanes.items())
+        return {lane: of_tenants for lane, of_tenants in ahead if of_tenants}
+
+    def restore(self, ahead: OfTenantsByLane) -> None:
+        """As `FairQueue.restore`."""
+        for lane, of_tenants in ahead.items():
+            self._lanes[lane].shared.restore(of_tenants)
+
+    def given_elsewhere(self, service: Mapping[Lane, Service]) -> None:
+        """As `FairQueue.given_elsewhere`."""
+        for lane, queue in self._lanes.items():
+            queue.shared.given_elsewhere(service.get(lane, {}))
 
     def oldest_waiting_ms(self, now_ms: int) -> dict[Lane, int]:
         """Age of the request of each lane that came first; 0 for an empty lane."""

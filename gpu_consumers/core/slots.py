@@ -8,17 +8,19 @@ order of their lanes; when others have waited for them for long, those have a tu
 """
 
 from collections import deque
+from collections.abc import Mapping
 
 from gpu_consumers.core.capacity import Capacity
 from gpu_consumers.core.claims import AskClaim
 from gpu_consumers.core.continuation import goes_on_anywhere
 from gpu_consumers.core.fair_queue import NEVER, Queued
+from gpu_consumers.core.pool_shares import Service
 from gpu_consumers.core.scheduler import Given, Scheduler, Sizes
 from gpu_consumers.core.work import Work, Works
 from gpu_consumers.engines.port import EngineStats
 from schemas.request import Lane
 from schemas.vectors import weight_tokens
-from schemas.worker import MAX_TENANTS, LaneQueue
+from schemas.worker import MAX_TENANTS, LaneQueue, OfTenantsByLane
 from streams.lane_policy import LanePolicies
 
 MAX_LOOKS = 128
@@ -191,6 +193,18 @@ class Slots:
     def waiting(self) -> dict[Lane, int]:
         suspects = self._suspects.waiting()
         return {lane: count + suspects[lane] for lane, count in self._scheduler.waiting().items()}
+
+    def given_of(self) -> OfTenantsByLane:
+        return self._scheduler.given_of()
+
+    def ahead_of(self) -> OfTenantsByLane:
+        return self._scheduler.ahead_of()
+
+    def restore(self, ahead: OfTenantsByLane) -> None:
+        self._scheduler.restore(ahead)
+
+    def given_elsewhere(self, service: Mapping[Lane, Service]) -> None:
+        self._scheduler.given_elsewhere(service)
 
     def queues(self) -> dict[Lane, LaneQueue]:
         """Without suspects: these are few, and wait for an empty engine."""

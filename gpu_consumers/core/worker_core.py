@@ -16,6 +16,7 @@ from gpu_consumers.core.config import CoreConfig, NoObserver, Observer
 from gpu_consumers.core.effects import Effect, Receipt
 from gpu_consumers.core.emission import Emission
 from gpu_consumers.core.lanes import Lanes
+from gpu_consumers.core.pool_shares import PoolShares
 from gpu_consumers.core.remembered import MAX_RECENT, Remembered
 from gpu_consumers.core.slots import Slots
 from gpu_consumers.core.takeover import ReadBack
@@ -53,6 +54,7 @@ class WorkerCore:
         self._scopes: dict[Scope, Scope] = {}
         self._counts_since_ms = 0
         """Tells this worker's counts from those of an earlier one of its name."""
+        self._shares = PoolShares(config.worker_id, config.pool)
 
     def effects(self) -> list[Effect]:
         """What is to be done, in this order; each is given once."""
@@ -230,7 +232,16 @@ class WorkerCore:
         """Stops every attempt without an ending; whoever reads the lanes next takes over. The last call."""
         self._attempts.hand_over()
 
-    # Heartbeat
+    # Heartbeats
+
+    def worker_tells(self, state: WorkerState) -> None:
+        """A heartbeat of any worker, its own too; in order per worker."""
+        if ahead := self._shares.heard(state, self._counts_since_ms):
+            self._slots.restore(ahead)
+
+    def worker_buried(self, worker_id: str) -> None:
+        """It says no more."""
+        self._shares.buried(worker_id)
 
     def state(
         self,
@@ -241,6 +252,7 @@ class WorkerCore:
         now_ms: int,
     ) -> WorkerState:
         self._counts_since_ms = self._counts_since_ms or now_ms
+        self._slots.given_elsewhere(self._shares.take_given())
         prompts, queues = self._emission.prompt_hits.lately(now_ms), self._queues(now_ms)
         return WorkerState(
             worker_id=self.config.worker_id,
@@ -260,6 +272,8 @@ class WorkerCore:
             waiting_of=self._slots.slots_of,
             queues=queues,
             counts_since_ms=self._counts_since_ms,
+            given_of=self._slots.given_of(),
+            ahead_of=self._slots.ahead_of(),
             max_running=self.config.max_running,
             kv_blocks_used=stats.kv_blocks_used,
             kv_blocks_total=stats.kv_blocks_total,

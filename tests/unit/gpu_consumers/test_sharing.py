@@ -6,9 +6,11 @@ from gpu_consumers.core.capacity import Capacity
 from gpu_consumers.core.scheduler import Sizes
 from gpu_consumers.core.slots import Slots
 from gpu_consumers.core.work import Work, Works
+from gpu_consumers.engines.port import EngineStats
 from schemas.endings import EndingCode
 from schemas.generated import GENERATED, Fence
 from schemas.request import LANES, Lane
+from schemas.worker import WorkerState
 from streams.lane_policy import LANE_POLICIES
 from tests.unit.gpu_consumers.fleet import SCOPE, TOPICS, Fleet, Worker, check
 
@@ -49,8 +51,49 @@ def test_the_weight_of_a_tenant_comes_with_its_requests() -> None:
     assert len(order) == 50
 
 
+def told(worker: Worker, **fields: object) -> WorkerState:
+    """Its heartbeat, after which it shares with what others have told."""
+    state = worker.core.state("ready", EngineStats(), 0.0, True, worker.region.now_ms)
+    return state.model_copy(update=fields)
+
+
+def test_what_another_worker_gives_counts_here_too() -> None:
+    fleet = Fleet("a", max_running=1)
+    for tenant_id in ("everywhere", "here"):
+        for _ in range(40):
+            fleet.region.request(tenant_id=tenant_id, max_tokens=10)
+    [worker] = fleet.all
+    for beat in range(1, 9):
+        fleet.run(1_000)
+        worker.core.worker_tells(told(worker, worker_id="b", given_of={Lane.STANDARD: {"everywhere": 1_000 * beat}}))
+    order = begun(fleet)
+    assert order.count("here") > 2 * order.count("everywhere") > 0
+    fleet.settle()
+    check(fleet.region)
+
+
+def test_a_worker_that_is_started_again_knows_whose_turn_it_was() -> None:
+    fleet = Fleet("a", max_running=1)
+    for _ in range(3):
+        fleet.region.request(tenant_id="early", max_tokens=30)
+    fleet.region.request(tenant_id="late", max_tokens=30)
+    fleet.run(100)
+    [worker] = fleet.all
+    before = told(worker, ahead_of={Lane.STANDARD: {"early": 500}})
+    fleet.crash("a")
+    heir = fleet.start("a")
+    fleet.run(20)
+    own = told(heir)
+    apart = served(heir, "early") - served(heir, "late")
+    for state in (before, own, own):
+        heir.core.worker_tells(state)
+    assert served(heir, "early") - served(heir, "late") == apart + 500
+    fleet.settle()
+    check(fleet.region)
+
+
 def test_who_reads_the_lane_after_a_crash_shares_it_too() -> None:
-    """What each was given before is lost: they begin anew, beside each other."""
+    """What each was given before is another worker's: they begin anew, beside each other."""
     fleet = Fleet("a", max_running=2)
     for _ in range(40):
         fleet.region.request(tenant_id="flood", max_tokens=30)

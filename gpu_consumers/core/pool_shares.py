@@ -1,0 +1,64 @@
+"""What a pool's workers tell each other, so that tenants share all of them as one, and a restart forgets nothing.
+
+Each says in its heartbeats what has left its engine of whose requests, by lane, counted since it began; the others take
+the differences, so that a beat that is lost or comes twice changes nothing. Pure: no I/O, no clock.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+
+from schemas.request import Lane
+from schemas.worker import MAX_TENANTS, OfTenantsByLane, WorkerState
+
+Service = Mapping[str, int]
+"""Tokens by tenant, as `FairQueue` counts them."""
+
+
+class PoolShares:
+    def __init__(self, worker_id: str, pool: str) -> None:
+        self._worker_id = worker_id
+        self._pool = pool
+        self._former: WorkerState | None = None
+        self._has_begun = False
+        self._told: dict[str, WorkerState] = {}
+        self._elsewhere: defaultdict[Lane, Counter[str]] = defaultdict(Counter)
+
+    def heard(self, state: WorkerState, own_counts_since_ms: int) -> OfTenantsByLane | None:
+        """A heartbeat of any worker, in order per worker. Returns how far tenants were ahead at this worker's
+        predecessor, once: when its own first beat is heard, before which the other's stand.
+        """
+        if state.pool != self._pool:
+            return None
+        if state.worker_id == self._worker_id:
+            return self._own(state, own_counts_since_ms)
+        before = self._told.get(state.worker_id)
+        self._told[state.worker_id] = state
+        if before is not None:
+            is_same_life = before.counts_since_ms == state.counts_since_ms
+            for lane, given in state.given_of.items():
+                known = before.given_of.get(lane, {}) if is_same_life else {}
+                for tenant_id, tokens in given.items():
+                    # Where not all are told of, one may have been left out before: nobody knows since when.
+                    then = known.get(tenant_id, tokens if len(known) == MAX_TENANTS else 0)
+                    self._elsewhere[lane][tenant_id] += max(tokens - then, 0)
+        return None
+
+    def _own(self, state: WorkerState, counts_since_ms: int) -> OfTenantsByLane | None:
+        if self._has_begun:
+            return None
+        if state.counts_since_ms != counts_since_ms:
+            self._former = state
+            return None
+        self._has_begun, former = True, self._former
+        self._former = None
+        return None if former is None else former.ahead_of
+
+    def buried(self, worker_id: str) -> None:
+        """It is told no more."""
+        self._told.pop(worker_id, None)
+
+    def take_given(self) -> Mapping[Lane, Service]:
+        """What others have given since this was taken last."""
+        given = dict(self._elsewhere)
+        self._elsewhere.clear()
+        return given
