@@ -52,6 +52,11 @@ class Breaker:
         self._next_open_ms = self._open_ms
         self._succeeded_at_ms = now_ms
 
+    def learnt_nothing(self, asked_at_ms: int) -> None:
+        """It ended before it could tell: where it was the one who tries, the next may."""
+        if asked_at_ms == self._probed_at_ms:
+            self._probed_at_ms = None
+
     def failed(self, asked_at_ms: int, now_ms: int) -> None:
         """Who asked before the last success says nothing of what is now; nor does, once it is open, who asked before
         the one who tries.

@@ -38,6 +38,7 @@ from streams.gateway.http.whole import Gathered, told_whole
 from streams.gateway.idempotency.keyed import Keyed, understood
 from streams.gateway.queues import waits
 from streams.gateway.request_headers import api_key_of, idempotency_key_of, traceparent_of
+from streams.gateway.service.circuit import Entered
 from streams.gateway.service.earlier_turns import HELD_PER_BYTE
 from streams.gateway.service.keys import Principal
 from streams.gateway.service.lookup import Snapshot
@@ -90,7 +91,7 @@ class Answering:
         self, request: Request, dialect: Dialect[Any], state: Callable[[Snapshot, Any], dict[str, Any]] | None = None
     ) -> Response:
         """`state` tells a response that is not waited for, where the dialect has such."""
-        response_id, follower, asked, has_key, asked_at_ms = await self._accept(request, dialect)
+        response_id, follower, asked, has_key, entered = await self._accept(request, dialect)
         headers = {"x-request-id": response_id}
         if traceparent_of(request.headers) and follower.viewer is not None:
             headers["traceparent"] = follower.viewer.stream.scope.traceparent
@@ -101,9 +102,9 @@ class Answering:
             if first is None and follower.has_left:
                 raise ClientDisconnect
             if first is None:
-                self._gateway.circuit.timed_out(asked_at_ms)
-            elif not isinstance(first, Closed):
-                self._gateway.circuit.answered(asked_at_ms)
+                entered.timed_out()
+            elif not isinstance(first, Closed) and not has_key:
+                entered.answered()
             if isinstance(first, Closed) or (first is None and not asked.background):
                 if has_key or asked.background or not await self._gateway.withdraw(follower):
                     return still_running_response(EndingCode.UNAVAILABLE.value, headers, dialect, has_key=has_key)
@@ -124,13 +125,15 @@ class Answering:
                 return json_response(json_bytes(state(snapshot, asked)), headers)
             return await self._whole(follower, first, headers, dialect, asked, has_key=has_key)
         finally:
+            entered.close()
             departure.cancel()
             if not (asked.stream and follower.is_handed_over):
                 self._gateway.release(follower)
 
-    async def _accept(self, request: Request, dialect: Dialect[Asked]) -> tuple[str, Follower, Asked, bool, int | None]:
-        """The response's id, a viewer, what was asked for, without what may be large of it, and whether with a key; and
-        when, for the circuit. What has a key may be there already, and what runs in the background waits for nothing.
+    async def _accept(self, request: Request, dialect: Dialect[Asked]) -> tuple[str, Follower, Asked, bool, Entered]:
+        """The response's id, a viewer, what was asked for, without what may be large of it, and whether with a key. The
+        caller closes what it has entered. What has a key may be there already, and what runs in the background waits
+        for nothing.
         """
         principal = self._permitted(request)
         tenant_id = principal.tenant.tenant_id
@@ -142,12 +145,16 @@ class Answering:
                 return understood(key, dialect.path, parse_json_object(body, dialect.most_values), dialect.parse)
 
             asked, keyed = await self._gateway.understood(tenant_id, body, held, parse)
-            is_waited_for = keyed is None and not asked.background
-            asked_at_ms = self._gateway.circuit.enter(len(body)) if is_waited_for else None
-            response_id, follower = await self._gateway.ask(
-                principal, asked, held, len(body), keyed, traceparent_of(request.headers)
-            )
-        return response_id, follower, asked.model_copy(update=_NOTHING_LARGE), keyed is not None, asked_at_ms
+            circuit, is_waited_for = self._gateway.circuit, keyed is None and not asked.background
+            entered = circuit.enter(len(body)) if is_waited_for else circuit.pass_by()
+            try:
+                response_id, follower = await self._gateway.ask(
+                    principal, asked, held, len(body), keyed, traceparent_of(request.headers)
+                )
+            except BaseException:
+                entered.close()
+                raise
+        return response_id, follower, asked.model_copy(update=_NOTHING_LARGE), keyed is not None, entered
 
     def _permitted(self, request: Request) -> Principal:
         """Raises ApiError 401 and 403."""

@@ -26,28 +26,53 @@ class Circuit:
         self._is_open = is_open
         self._clock_ms = clock_ms
 
-    def enter(self, body_bytes: int) -> int | None:
-        """For a request that waits to be admitted: when it asked, which is told with how that went; None: it need not
-        say. Raises ApiError 503 where it would wait in vain.
-        """
+    def enter(self, body_bytes: int) -> "Entered":
+        """For a request that waits to be admitted. Raises ApiError 503 where it would wait in vain."""
         at_ms = self._clock_ms()
-        is_large = body_bytes > LARGE_BYTES
-        if is_large and self._breaker.state(at_ms) == "closed":
-            return None
-        if is_large or not self._breaker.may_ask(at_ms):
+        if not self._breaker.may_ask(at_ms):
             raise not_admitted(self._breaker.wait_ms(at_ms))
-        return at_ms
+        return Entered(self, at_ms, may_fail=body_bytes <= LARGE_BYTES)
 
-    def answered(self, asked_at_ms: int | None) -> None:
-        if asked_at_ms is not None:
-            self._breaker.succeeded(self._clock_ms())
-            self._is_open.set(0)
+    def pass_by(self) -> "Entered":
+        """For one that is taken whatever the others hear, and says nothing if it waits in vain."""
+        return Entered(self, self._clock_ms(), may_fail=False)
 
-    def timed_out(self, asked_at_ms: int | None) -> None:
-        if asked_at_ms is not None:
-            at_ms = self._clock_ms()
-            self._breaker.failed(asked_at_ms, at_ms)
-            self._is_open.set(self._breaker.state(at_ms) != "closed")
+    def answered(self) -> None:
+        self._breaker.succeeded(self._clock_ms())
+        self._is_open.set(0)
+
+    def timed_out(self, asked_at_ms: int) -> None:
+        at_ms = self._clock_ms()
+        self._breaker.failed(asked_at_ms, at_ms)
+        self._is_open.set(self._breaker.state(at_ms) != "closed")
+
+    def learnt_nothing(self, asked_at_ms: int) -> None:
+        self._breaker.learnt_nothing(asked_at_ms)
+
+
+class Entered:
+    """One request's word on how it went: the first that is said counts, and `close` says that it never got to know."""
+
+    def __init__(self, circuit: Circuit, asked_at_ms: int, *, may_fail: bool) -> None:
+        self._circuit = circuit
+        self._asked_at_ms = asked_at_ms
+        self._may_fail = may_fail
+        self._has_told = False
+
+    def answered(self) -> None:
+        if not self._has_told:
+            self._has_told = True
+            self._circuit.answered()
+
+    def timed_out(self) -> None:
+        if self._may_fail and not self._has_told:
+            self._has_told = True
+            self._circuit.timed_out(self._asked_at_ms)
+
+    def close(self) -> None:
+        if not self._has_told:
+            self._has_told = True
+            self._circuit.learnt_nothing(self._asked_at_ms)
 
 
 def not_admitted(wait_ms: int) -> ApiError:

@@ -83,6 +83,16 @@ def test_one_who_tries_and_is_lost_is_not_waited_for_for_ever(breaker: Breaker) 
     assert breaker.may_ask(OPEN_MS + PROBE_MS)
 
 
+def test_one_who_tries_and_learns_nothing_leaves_it_to_the_next(breaker: Breaker) -> None:
+    fail(breaker, 0, 0, 0)
+    assert breaker.may_ask(OPEN_MS)
+    breaker.learnt_nothing(OPEN_MS - 1)
+    assert not breaker.may_ask(OPEN_MS + 1), "it was another one"
+    breaker.learnt_nothing(OPEN_MS)
+    assert breaker.may_ask(OPEN_MS + 1)
+    assert breaker.state(OPEN_MS + 1) == "half open"
+
+
 steps = st.lists(st.tuples(st.sampled_from(["ask", "succeed", "fail"]), st.integers(0, 4_000)), max_size=80)
 
 

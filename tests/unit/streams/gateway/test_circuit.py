@@ -60,19 +60,73 @@ async def test_one_that_is_admitted_lets_all_in(redis_url: str) -> None:
         assert is_open(stack) == 0
 
 
-def test_a_large_request_neither_opens_it_nor_tries() -> None:
+@pytest.mark.parametrize("refused_with", [{"conversation": "conv_none"}, {"previous_response_id": "resp_none"}])
+async def test_one_that_tries_and_is_refused_for_itself_keeps_nobody_out(
+    redis_url: str, refused_with: dict[str, str]
+) -> None:
+    settings = gateway_settings(redis_url, "triedcircuit", circuit_failures=1, circuit_open_ms=OPEN_MS)
+    async with serving(settings, memory_log(settings)) as stack, client(stack) as http:
+        circuit = stack.runtime.gateway.circuit
+        now_ms = 0
+        circuit._clock_ms = lambda: now_ms
+        circuit.timed_out(0)
+        now_ms = OPEN_MS
+        for _ in range(3):
+            bad = await http.post("/v1/responses", json={"model": HELLO["model"], "input": "Hi", **refused_with})
+            assert bad.status_code in (400, 404), bad.text
+            assert is_open(stack) == 1
+        answering = asyncio.ensure_future(stack.pipeline.answer(["Paris"]))
+        whole = await http.post("/v1/chat/completions", json=HELLO)
+        await answering
+        assert whole.status_code == 200
+        assert is_open(stack) == 0
+
+
+def circuit_at(now_ms: list[int]) -> Circuit:
+    """`now_ms` has the time."""
     settings = GatewaySettings(circuit_failures=1, circuit_open_ms=OPEN_MS)
-    now_ms = 0
-    circuit = Circuit(settings, Gauge("open", "", registry=None), lambda: now_ms)
-    circuit.timed_out(circuit.enter(LARGE_BYTES + 1))
-    assert circuit.enter(SMALL) == 0
-    circuit.timed_out(0)
-    now_ms = OPEN_MS
-    for size in (LARGE_BYTES + 1, LARGE_BYTES + 1):
+    return Circuit(settings, Gauge("open", "", registry=None), lambda: now_ms[0])
+
+
+def test_a_large_request_opens_nothing() -> None:
+    """It may take its time by itself."""
+    circuit = circuit_at([0])
+    circuit.enter(LARGE_BYTES + 1).timed_out()
+    circuit.pass_by().timed_out()
+    circuit.enter(SMALL)
+
+
+@pytest.mark.parametrize("size", [SMALL, LARGE_BYTES + 1])
+def test_whoever_comes_first_tries_and_its_success_lets_all_in(size: int) -> None:
+    now_ms = [0]
+    circuit = circuit_at(now_ms)
+    circuit.enter(SMALL).timed_out()
+    now_ms[0] = OPEN_MS
+    tries = circuit.enter(size)
+    for other in (SMALL, LARGE_BYTES + 1):
         with pytest.raises(ApiError):
-            circuit.enter(size)
-    assert circuit.enter(SMALL) == OPEN_MS, "a small one tries"
+            circuit.enter(other)
+    tries.answered()
+    tries.close()
+    for other in (SMALL, SMALL, LARGE_BYTES + 1):
+        circuit.enter(other)
+
+
+def test_a_large_one_that_tries_in_vain_leaves_it_to_the_next() -> None:
+    now_ms = [0]
+    circuit = circuit_at(now_ms)
+    circuit.enter(SMALL).timed_out()
+    now_ms[0] = OPEN_MS
+    tries = circuit.enter(LARGE_BYTES + 1)
+    tries.timed_out()
     with pytest.raises(ApiError):
         circuit.enter(SMALL)
-    circuit.answered(OPEN_MS)
-    assert circuit.enter(LARGE_BYTES + 1) is None
+    tries.close()
+    circuit.enter(SMALL)
+
+
+def test_what_is_taken_in_any_case_lets_all_in_once_it_is_admitted() -> None:
+    circuit = circuit_at([0])
+    circuit.enter(SMALL).timed_out()
+    circuit.pass_by().answered()
+    circuit.enter(SMALL)
