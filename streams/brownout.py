@@ -12,9 +12,9 @@ move in it.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Final, Literal, NamedTuple
+from typing import Annotated, Final, Literal, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from schemas.brownout import MAX_LEVEL
 from schemas.request import Lane
@@ -71,6 +71,13 @@ class BrownoutPolicy(BaseModel):
     paid_max_tokens: int | None = Field(
         default=None, ge=1, description="Of each answer of anybody else, at level 3. None: they are never cut."
     )
+
+    @model_validator(mode="after")
+    def _pins_are_applied(self) -> Self:
+        for pool, level in self.pinned.items():
+            if level > self.max_level:
+                raise ValueError(f"pinned.{pool}: {level} is more than max_level, {self.max_level}")
+        return self
 
     def of(self, lane: Lane) -> LaneTargets:
         """Of one of `SLO_LANES`."""

@@ -175,13 +175,17 @@ class Embedding(BaseModel):
         return self
 
 
+ModelName = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[!-~]([ -~]*[!-~])?$")]
+"""Headers say it: printable ASCII."""
+
+
 class Model(BaseModel):
     """A model as clients name it. `path` holds tokenizer, chat template and, for real engines, weights."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: str = Field(min_length=1, max_length=200)
-    aliases: list[str] = Field(default_factory=list)
+    name: ModelName
+    aliases: list[ModelName] = Field(default_factory=list)
     path: str
     pool: str = Field(description="Pool that serves it, and where producers' jobs for it wait.")
     alternates: list[PoolName] = Field(

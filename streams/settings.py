@@ -5,12 +5,15 @@ Over 500 lines because it is the one place for every field, and for what must ho
 """
 
 import os
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar, copy_context
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -53,6 +56,18 @@ _TLS = frozenset({"SSL", "SASL_SSL"})
 
 def _host(address: str) -> str:
     return address.strip().rpartition(":")[0]
+
+
+def _as_browsers_send_it(origin: str) -> str:
+    """Compared letter by letter (RFC 6454, section 6.2). Raises ValueError."""
+    matched = re.fullmatch(r"(https?)://[a-z0-9._\[\]:-]*[a-z0-9\]]", origin)
+    is_default = matched is not None and matched.group(0).endswith({"http": ":80", "https": ":443"}[matched.group(1)])
+    if origin != "*" and (matched is None or is_default):
+        raise ValueError(f"{origin!r} is no origin: https://host, in lower case, no path, no port that is the default")
+    return origin
+
+
+Origin = Annotated[str, AfterValidator(_as_browsers_send_it)]
 
 
 def readable(path: Path | None) -> Path | None:
@@ -268,7 +283,7 @@ class GatewaySettings(_Section):
     trusted_proxies: list[str] = Field(
         default=["127.0.0.1", "::1"], description="Their `X-Forwarded-For` and `X-Forwarded-Proto` are believed."
     )
-    allowed_origins: list[str] = Field(
+    allowed_origins: list[Origin] = Field(
         default=[], description="Whose pages may ask beside the gateway's own (`https://chat.example`); `*`: anybody's."
     )
     tls_certificate_file: FilePath = Field(default=None, description="With its chain. HTTPS and WSS alone, if given.")
@@ -611,6 +626,9 @@ class Settings(BaseSettings):
             raise ValueError("models: two models share a name or alias")
         for model in self.models:
             _check_route(model, pools, {each.name: each for each in self.models})
+        served = Counter(pool for model in self.models for pool in model.pools)
+        if shared := [pool for pool, models in served.items() if models > 1]:
+            raise ValueError(f"pools.{shared[0]}: {served[shared[0]]} models name it, and a pool serves one")
         if unknown := sorted(self.brownout.pinned.keys() - set(pools)):
             raise ValueError(f"brownout.pinned: no pool {unknown[0]!r}")
         if (self.kafka.min_insync_replicas or 1) > (self.kafka.replication_factor or 1):

@@ -338,7 +338,7 @@ class Attempts:
         work = self._works.of_attempt(answer.ask.response_id, answer.ask.attempt_id)
         if work is None or work.phase is not Phase.READING:
             return
-        work.accepted = answer.accepted
+        work.accepted, work.attempts = answer.accepted, answer.attempts
         if answer.accepted is not None:
             work.forgive_losses(answer.silent_attempts)
             work.begins_anew()

@@ -12,6 +12,8 @@ from schemas.request import Sampling
 
 MAX_ATTEMPTS = 12
 """In the log, of one response. A second bound, for when the claims have lost their count."""
+MOST_BEFORE_A_PAUSE = MAX_ATTEMPTS // 2
+"""After so many it keeps its place: what is left of the bound is for workers that are lost."""
 LOST = "The engine was lost each of the {losses} times that it worked on this request, which is not tried again."
 LEFT_OUT = "The engine was lost with this request, and had no moment to try it alone."
 TOO_LONG = "The prompt has {tokens} tokens, and the memory of the engine that serves this model has room for {most}."
@@ -30,6 +32,12 @@ def why_interrupted(work: Work, answer: ReadBack) -> str | None:
     if answer.attempts > MAX_ATTEMPTS:
         return _interruption(answer.accepted, f"it was begun {answer.attempts - 1} times")
     return None
+
+
+def may_pause(work: Work, max_pauses: int) -> bool:
+    """Whether it may be taken out of the engine once more, and comes to its end all the same."""
+    is_within = work.pauses < max_pauses and work.attempts <= MOST_BEFORE_A_PAUSE
+    return is_within and goes_on_anywhere(work.request.sampling)
 
 
 def goes_on_anywhere(sampling: Sampling) -> bool:

@@ -120,6 +120,7 @@ class _Charge:
     output: int
     most_output: int
     answers: int
+    said_tokens: int
 
     def pay(self, cost: int) -> None:
         self.tenant.served += cost / self.weight
@@ -211,7 +212,9 @@ class FairQueue:
         self._drop(tenant, item.response_id)
         guess = tenant.answer_tokens or self._answer_tokens or FIRST_GUESS_TOKENS
         output = min(int(item.slots * guess) + 1, item.most_output)
-        charge = _Charge(tenant, item.weight, item.prompt_tokens, output, item.most_output, item.slots)
+        charge = _Charge(
+            tenant, item.weight, item.prompt_tokens, output, item.most_output, item.slots, item.said_tokens
+        )
         self._charges[item.response_id] = charge
         tenant.turn = next(self._turns)
         tenant.running += 1
@@ -256,7 +259,7 @@ class FairQueue:
             charge.pay(OUTPUT_COST * (output - charge.output) - goes_on * charge.prompt_tokens)
             tenant.given += (OUTPUT_COST * output + (not goes_on) * charge.prompt_tokens) / charge.weight
             if charge.most_output and not goes_on:
-                tokens = output / charge.answers
+                tokens = (output + charge.said_tokens) / charge.answers
                 self._answer_tokens = _nearer(self._answer_tokens, tokens)
                 tenant.answer_tokens = _nearer(tenant.answer_tokens, tokens)
         self._changed(tenant)

@@ -1,9 +1,12 @@
 """Which answer gives up its place in the engine for who waits for a first token, and goes on later. Pure.
 
 Only answers of a lane in which nobody waits for first tokens, and of those the one that has said something for the
-shortest time: it has the least to compute again, and to read back. None that is on its lane's floor, so that each lane
-keeps that, and each answer a few times at most (`Queued.may_pause`), so that it comes to its end.
+shortest time: it has the least to compute again, and to read back. Those that have said something in attempts before
+are the last. None that is on its lane's floor, so that each lane keeps that, and each answer a few times at most
+(`Queued.may_pause`), so that it comes to its end.
 """
+
+from collections import OrderedDict
 
 from gpu_consumers.core.fair_queue import Queued
 from schemas.request import LANES, Lane
@@ -14,7 +17,9 @@ class Pausing:
 
     def __init__(self, lanes: frozenset[Lane]) -> None:
         self._silent: dict[str, Queued] = {}
-        self._begun: dict[Lane, dict[str, Queued]] = {lane: {} for lane in reversed(LANES) if lane in lanes}
+        self._begun: dict[Lane, OrderedDict[str, Queued]] = {
+            lane: OrderedDict() for lane in reversed(LANES) if lane in lanes
+        }
 
     def entered(self, item: Queued, *, on_floor: bool) -> bool:
         """Whether it is to be told when this one says something: `said`."""
@@ -25,7 +30,9 @@ class Pausing:
 
     def said(self, response_id: str) -> None:
         if (item := self._silent.pop(response_id, None)) is not None:
-            self._begun[item.lane][response_id] = item
+            begun = self._begun[item.lane]
+            begun[response_id] = item
+            begun.move_to_end(response_id, last=not item.said_tokens)
 
     def left(self, response_id: str) -> None:
         self._silent.pop(response_id, None)

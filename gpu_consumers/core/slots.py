@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from gpu_consumers.core.capacity import Capacity
 from gpu_consumers.core.claims import AskClaim
-from gpu_consumers.core.continuation import goes_on_anywhere
+from gpu_consumers.core.continuation import may_pause
 from gpu_consumers.core.fair_queue import NEVER, Queued
 from gpu_consumers.core.pool_shares import Service
 from gpu_consumers.core.scheduler import Given, Scheduler, Sizes
@@ -76,7 +76,7 @@ class Slots:
         return Queued(
             work.response_id, request.lane, tokens, now_ms, work.slots, request.scope.tenant_id,
             work.prompt_tokens, most_output, request.weight, waited_ms, work.said_tokens,
-            work.pauses < self._max_pauses and goes_on_anywhere(request.sampling),
+            may_pause(work, self._max_pauses),
         )  # fmt: skip
 
     def room_lacked(self, work: Work) -> int | None:

@@ -95,7 +95,9 @@ class Work:
     """Of the next token that is published."""
     generated_tokens: int = 0
     pauses: int = 0
-    """How often it was taken out of the engine for who went first."""
+    """How often it was taken out of the engine for who went first, by this worker."""
+    attempts: int = 0
+    """In the log, those of other workers and after pauses too, as far as it was read back."""
     told_beyond: int = NEVER
     """Of more tokens than these the scheduler is to be told."""
     on_floor: bool = False

@@ -1,7 +1,7 @@
 """Tenants share a lane: against a plain list of who waits, and against the bound that the papers prove."""
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heappush
 from itertools import combinations
 from typing import Any
@@ -284,6 +284,16 @@ def test_what_goes_on_later_has_paid_for_what_it_said_alone_and_tells_nothing_of
     queue.left("acme0", 3, goes_on=True)
     assert queue.served("acme") == OUTPUT_COST * 3
     assert queue.take(request("acme1", output=4_000)) == FIRST_GUESS_TOKENS + 1
+
+
+def test_how_long_answers_get_is_learnt_of_what_went_on_too() -> None:
+    queue = FairQueue()
+    item = replace(request("acme0", output=4_000), said_tokens=900)
+    queue.add(item)
+    queue.take(item)
+    queue.left("acme0", 100)
+    fill(queue, "acme", 1, output=4_000)
+    assert queue.take(request("acme0", output=4_000)) == 1_001
 
 
 def test_a_request_that_never_entered_costs_nothing() -> None:

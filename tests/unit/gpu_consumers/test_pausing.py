@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 
 from gpu_consumers.core.capacity import Capacity, MemoryPolicy
+from gpu_consumers.core.continuation import MOST_BEFORE_A_PAUSE
 from gpu_consumers.core.fair_queue import Queued
 from gpu_consumers.core.held import Held
 from gpu_consumers.core.pausing import Pausing
@@ -138,6 +139,27 @@ def test_what_is_paused_may_be_cancelled_and_goes_on_where_its_worker_is_lost() 
     assert {fleet.region.terminal(each) for each in jobs if each != cancelled} == {EndingCode.COMPLETED}
 
 
+@pytest.mark.parametrize(("max_pauses", "losses", "rounds"), [(3, 2, 6), (6, 1, 16)])
+def test_whoever_pauses_it_an_answer_comes_to_its_end(max_pauses: int, losses: int, rounds: int) -> None:
+    """Each worker that goes on with it pauses it anew; those that are lost have said something more each time."""
+    fleet = Fleet("a", max_running=10, config=replace(CONFIG, headroom=0.1, max_pauses=max_pauses))
+    jobs = [fleet.region.request(Lane.BATCH, max_tokens=1_500) for _ in range(12)]
+    fleet.run(500)
+    for loss in range(losses + 1):
+        for _ in range(rounds):
+            for _ in range(12):
+                fleet.region.request(Lane.INTERACTIVE, max_tokens=5)
+            fleet.run(600)
+        if loss < losses:
+            fleet.crash("a")
+            fleet.start("a")
+            fleet.run(LEASE_MS + 800)
+    fleet.settle("a")
+    check(fleet.region)
+    assert max(pauses(fleet).values()) in (MOST_BEFORE_A_PAUSE - 1, MOST_BEFORE_A_PAUSE)
+    assert {fleet.region.terminal(each) for each in jobs} == {EndingCode.COMPLETED}
+
+
 def test_no_answer_is_paused_where_an_operator_says_so() -> None:
     fleet = Fleet("a", max_running=SLOTS, config=replace(KEEPS_ONE_FREE, max_pauses=0))
     for lane, count in ((Lane.BATCH, 30), (Lane.INTERACTIVE, 6)):
@@ -189,6 +211,18 @@ def test_it_is_the_one_that_began_last_of_the_lowest_lane_below(
             may[own] = [each for each in may[own] if each != str(number)]
     below = [each for each in reversed(LANES) if LANES.index(each) > LANES.index(lane) and may[each]]
     assert pausing.for_lane(lane) == (may[below[0]][-1] if below else None)
+
+
+def test_who_has_said_much_before_is_the_last() -> None:
+    pausing = Pausing(frozenset({Lane.BATCH}))
+    for name, said_tokens in (("new", 0), ("newer", 0), ("old", 900)):
+        pausing.entered(replace(item(name), said_tokens=said_tokens), on_floor=False)
+        pausing.said(name)
+    order = []
+    while (paused := pausing.for_lane(Lane.INTERACTIVE)) is not None:
+        order.append(paused)
+        pausing.left(paused)
+    assert order == ["newer", "new", "old"]
 
 
 def test_where_memory_is_what_lacks_a_paused_answer_gives_its_own() -> None:

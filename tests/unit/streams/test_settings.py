@@ -53,6 +53,13 @@ def test_the_environment_beats_the_file_beats_the_defaults(config: Path, monkeyp
         (f"{OTHER}fallback='nobody'", "models.m.fallback: no other model 'nobody'"),
         (f"{OTHER}fallback='m'", "models.m.fallback: no other model 'm'"),
         (f"{OTHER}fallback='tiny'\nembedding={{dimensions=64}}", "models.m.fallback: vectors"),
+        (OTHER, "pools.default: 2 models name it"),
+        ("[[models]]\nname='模型'\npath='p'\npool='default'\ncontext_window=64", "models.1.name"),
+        (f'{OTHER}aliases=["a\\r\\nb"]', "models.1.aliases.0"),
+        ("[brownout]\nmax_level=1\npinned={default=2}", "brownout.*pinned.default: 2 is more than max_level"),
+        ("[gateway]\nallowed_origins=['https://chat.example/']", "gateway.allowed_origins.0"),
+        ("[gateway]\nallowed_origins=['https://Chat.example']", "gateway.allowed_origins.0"),
+        ("[gateway]\nallowed_origins=['https://chat.example:443']", "gateway.allowed_origins.0"),
         ("not toml", "sluice.toml"),
     ],
 )
