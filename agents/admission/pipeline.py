@@ -335,7 +335,7 @@ class Pipeline:
             case Admission(decision=decision) if decision is not None:
                 await self.publication.admitted(event, decision, self.services.clock_ms())
                 metrics.outcome("replayed" if event.replayed else "admitted").inc()
-                if event.brownout is not None:
+                if event.brownout is not None and not event.replayed:
                     metrics.BROWNED_OUT.labels(event.pool, event.brownout.level).inc()
                 if event.fallback is not None and not event.replayed:
                     metrics.FALLBACKS.labels(event.fallback.asked, event.fallback.reason).inc()

@@ -68,12 +68,15 @@ def _full(admission: Admission, at: Plan, services: Services) -> Refusal:
 
 
 def _option(admission: Admission, services: Services, *, also_asking: bool = False) -> Option:
-    """The pools of its model as they stand now."""
+    """The pools of its model as they stand now; for a job those that take some, where there are such."""
     tenant_id, now_ms = admission.scope.tenant_id, services.clock_ms()
     tenant, model = services.directory.tenant(tenant_id), services.catalog.model(admission.model)
+    names = [admission.pool] if model is None else model.pools
+    if may_wait(admission.request):
+        names = [name for name in names if not _degraded(admission, name, services).takes_no_jobs] or names
     pools = [
         Looked(services.catalog.pool(name), services.workers.live(name, now_ms, tenant_id, also_asking=also_asking))
-        for name in ([admission.pool] if model is None else model.pools)
+        for name in names
     ]
     return Option(pools, ask_of(admission, tenant))
 
@@ -83,21 +86,21 @@ async def room(admission: Admission, services: Services) -> StageResult | NotYet
     if services.clock_ms() >= admission.request.deadline_ms:
         return Refused(Origin.of(admission), DEADLINE_PASSED)
     at = plan(_option(admission, services), None, services.queue_bound)
-    is_full = at.standing == "overloaded" or _degraded(admission, services).takes_no_jobs
+    is_full = at.standing == "overloaded" or _degraded(admission, at.pool, services).takes_no_jobs
     return NotYet(_full(admission, at, services)) if is_full else admission
 
 
-def _degraded(admission: Admission, services: Services) -> Degraded:
+def _degraded(admission: Admission, pool: str, services: Services) -> Degraded:
     tenant = services.directory.tenant(admission.scope.tenant_id)
-    return Degraded() if tenant is None else services.brownout.of(admission.pool, tenant.tier)
+    return Degraded() if tenant is None else services.brownout.of(pool, tenant.tier)
 
 
-def brownout(admission: Admission, services: Services) -> Admission:
-    """With shorter answers, where its pool is degraded and its tenant is among those who give way.
+def brownout(admission: Admission, pool: str, services: Services) -> Admission:
+    """With shorter answers, where the pool that has room for it is degraded and its tenant is among those who give way.
 
     An earlier delivery may have been given another bound: that is replayed with what it reserved.
     """
-    given = _degraded(admission, services)
+    given = _degraded(admission, pool, services)
     if given.max_tokens is None:
         return admission
     # At least as long as it asks for.
@@ -110,7 +113,8 @@ def brownout(admission: Admission, services: Services) -> Admission:
 
 async def quota(admission: Admission, services: Services) -> StageResult | NotYet:
     """Reserves prompt plus bounded output. An earlier delivery's outcome is replayed. Raises QuotaUnavailable."""
-    return await _quota(brownout(admission, services), services)
+    at = plan(_option(admission, services), None, services.queue_bound)
+    return await _quota(brownout(admission, at.pool, services), services)
 
 
 async def _quota(admission: Admission, services: Services) -> StageResult | NotYet:
@@ -122,15 +126,15 @@ async def quota_and_route(admission: Admission, services: Services) -> StageResu
 
     They find it decided then. What takes long to look at is left to them. Raises QuotaUnavailable.
     """
-    admission = brownout(admission, services)
+    at = plan(_option(admission, services, also_asking=True), None, services.queue_bound)
+    admission = brownout(admission, at.pool, services)
     tenant = services.directory.tenant(admission.scope.tenant_id)
     if tenant is None:
         return await _quota(admission, services)
     phrases = services.phrases.of(tenant)
     if _takes_long_to_look_at(admission.request, phrases):
         return await _quota(admission, services)
-    at = plan(_option(admission, services, also_asking=True), None, services.queue_bound)
-    may_be_smaller = at.standing == "no_worker" or _degraded(admission, services).prefers_smaller_model
+    may_be_smaller = at.standing == "no_worker" or _degraded(admission, at.pool, services).prefers_smaller_model
     if at.standing == "overloaded" or (may_be_smaller and smaller_of(admission, services) is not None):
         return await _quota(admission, services)
     if _first_denial(phrases, admission, services) is not None:
@@ -205,10 +209,14 @@ async def _of_outcome(
 
 
 def _as_held(admission: Admission, held: int) -> dict[str, object]:
-    """What was reserved for it, which may have been under another bound."""
+    """What was reserved for it, which may have been under another bound. A lower one was a degraded pool's, of which
+    the level is not stored: the least is told.
+    """
     max_tokens, others = divmod(held - len(admission.prompt_token_ids), admission.request.choices)
     bound = admission.max_tokens if others or max_tokens < 0 else max_tokens
-    cut = admission.brownout if bound == admission.max_tokens else None
+    cut = admission.brownout
+    if bound != admission.max_tokens:
+        cut = Brownout(level=1, max_tokens=bound) if bound < admission.max_tokens else None
     return {"reserved_tokens": held, "max_tokens": bound, "brownout": cut}
 
 
@@ -325,7 +333,7 @@ async def _answered(admission: Admission, services: Services) -> tuple[Admission
     that one first. Raises QuotaUnavailable.
     """
     at = plan(_option(admission, services), None, services.queue_bound)
-    prefers = _degraded(admission, services).prefers_smaller_model
+    prefers = _degraded(admission, at.pool, services).prefers_smaller_model
     if (at.standing == "room" and not prefers) or (model := smaller_of(admission, services)) is None:
         return admission, at
     smaller = await answered_by(model, admission, services)

@@ -1,13 +1,14 @@
 """Where a pool is degraded, admission gives less to those who give way, once for all, and tells them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
 
+from agents.admission import metrics
 from agents.admission.brownout import Brownouts, Decider
 from agents.admission.recovery import Rebuild
-from agents.admission.stages import STAGES
+from agents.admission.stages import FUSED, STAGES, Stage
 from schemas.brownout import Brownout, PoolLevel
 from schemas.generated import Opened
 from schemas.request import LANES, AdmittedRequest, Lane, Request, Sampling
@@ -130,6 +131,50 @@ async def test_where_the_stages_are_split_what_was_reserved_stays(free: World) -
     work = [each for _, each in free.log.of(AdmittedRequest, LANE)]
     assert {(each.max_tokens) for each in work} == {8}
     assert len(work) == 2
+    cuts = [each.brownout for _, each in free.log.of(Opened, "local.generated")]
+    assert cuts == [Brownout(level=1, max_tokens=8)] * 2, "the one that came at level 0 is told that it was cut, too"
+
+
+@pytest.fixture
+def two_pools(free: World) -> World:
+    """The first of them is full, and the second is idle."""
+    free.catalog.change_model("tiny", alternates=["other"])
+    free.beat(queued_tokens=10**6, lease_ms=3_600_000)
+    free.beat("worker-2", pool="other", home_partitions=[6], lease_ms=3_600_000)
+    return free
+
+
+@pytest.mark.parametrize("stages", [FUSED, STAGES], ids=["fused", "split"])
+@pytest.mark.parametrize(("first", "second", "max_tokens"), [(1, 0, 30), (0, 3, 8)])
+async def test_it_goes_by_the_pool_that_has_room(
+    two_pools: World, stages: Sequence[Stage], first: int, second: int, max_tokens: int
+) -> None:
+    levels = at_level(two_pools, first)
+    levels.take(said(second, "other"))
+    await two_pools.pipeline.handle_request(two_pools.record(asking(two_pools)), stages)
+    [(_, opened)] = two_pools.log.of(Opened, "local.generated")
+    assert (opened.pool, opened.max_tokens) == ("other", max_tokens)
+
+
+async def test_jobs_go_to_a_pool_that_takes_some(two_pools: World) -> None:
+    """Also where the one that takes none has room for them."""
+    two_pools.beat(lease_ms=3_600_000)
+    at_level(two_pools, 3)
+    await two_pools.submit(two_pools.job())
+    lanes = [record.topic for record in two_pools.log.records if ".inference." in record.topic]
+    assert lanes == ["local.inference.other.batch"]
+    assert two_pools.now_ms < NOW + 1_000
+
+
+async def test_who_was_given_less_is_counted_once(free: World) -> None:
+    def counted() -> float:
+        return metrics.BROWNED_OUT.labels("default", 2)._value.get()
+
+    at_level(free, 2)
+    record, before = free.record(asking(free)), counted()
+    for _ in range(2):
+        await free.pipeline.handle_request(record)
+    assert counted() == before + 1
 
 
 async def test_after_a_loss_of_redis_it_is_known_from_the_log(free: World) -> None:
