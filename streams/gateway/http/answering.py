@@ -23,11 +23,11 @@ from streams.gateway.fan_out.delivery import Follower
 from streams.gateway.fan_out.spans import Span, memory_bytes
 from streams.gateway.fan_out.stream import Closed, Event
 from streams.gateway.http.answers import (
-    brownout_headers,
     ending_response,
     invalid_parameter,
     json_bytes,
     json_response,
+    notices_of,
     still_running_response,
 )
 from streams.gateway.http.body import ClientDisconnect, read_json_body
@@ -111,8 +111,7 @@ class Answering:
                 raise unavailable("The request was not admitted in time; it is cancelled.")
             if follower.started is not None:
                 headers |= dialect.limit_headers(follower.started.limits, now_ms())
-                headers |= brownout_headers(follower.started.brownout)
-                headers |= _fallback_headers(follower.started)
+                headers |= notices_of(follower.started)
             if isinstance(first, Terminal) and ENDINGS[first.code].is_error:
                 return ending_response(first, headers, dialect, asked)
             if asked.stream:
@@ -258,9 +257,8 @@ class Answering:
                 self._gateway.release(follower)
                 follower = again
             opening = _opening(response_id, follower, first, "", request.headers, after)
-            return self._streaming(
-                follower, first, {"x-request-id": response_id}, _told_in(dialect, follower, opening), is_back=bool(seen)
-            )
+            headers = {"x-request-id": response_id, **notices_of(follower.started)}
+            return self._streaming(follower, first, headers, _told_in(dialect, follower, opening), is_back=bool(seen))
         finally:
             if not follower.is_handed_over:
                 self._gateway.release(follower)
@@ -315,20 +313,15 @@ class Answering:
         snapshot = self._in_its_queue(snapshot)
         told = snapshot if isinstance(dialect, Embeddings) else without_vectors(snapshot)
         tenant_id, size_bytes = principal.tenant.tenant_id, memory_bytes(told.spans or ())
-        return await told_whole(self._gateway, tenant_id, size_bytes, lambda: dialect.state(told), share, held)
+        return await told_whole(
+            self._gateway, tenant_id, size_bytes, lambda: dialect.state(told), share, held, notices_of(snapshot.started)
+        )
 
 
 def _told_in(dialect: ById[Any], follower: Follower, opening: Opening) -> Events:
     """For who comes back by an id, which may be that of vectors: there are no words for these."""
     events, started = dialect.events(None, opening), follower.started
     return WordsAlone(events) if started is None or started.endpoint == "embeddings" else events
-
-
-def _fallback_headers(started: Started) -> dict[str, str]:
-    """Where a smaller model answers, for who does not compare the `model` of an answer with what was asked for."""
-    if started.fallback is None:
-        return {}
-    return {"x-sluice-fallback-from": started.fallback.asked, "x-sluice-fallback-reason": started.fallback.reason}
 
 
 def _opening(

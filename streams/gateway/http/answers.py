@@ -8,9 +8,8 @@ from typing import Any
 import orjson
 from fastapi.responses import JSONResponse, Response
 
-from schemas.brownout import Brownout
 from schemas.endings import ENDINGS, EndingCode
-from schemas.responses import Terminal
+from schemas.responses import Started, Terminal
 from streams.gateway.errors import ApiError
 from streams.gateway.http.dialects.chat_completions import CHAT_COMPLETIONS
 from streams.gateway.http.dialects.port import Asked, Dialect, Failure
@@ -53,11 +52,16 @@ def error_response(
     return JSONResponse(dialect.error(told), status_code=failure.status, headers=advice)
 
 
-def brownout_headers(brownout: Brownout | None) -> dict[str, str]:
-    """Of an answer that is given less than was asked for."""
-    if brownout is None:
-        return {}
-    return {"x-brownout-level": str(brownout.level), "x-brownout-max-tokens": str(brownout.max_tokens)}
+def notices_of(started: Started | None) -> dict[str, str]:
+    """Headers of an answer that is given less than was asked for, or by a smaller model, for who does not compare the
+    `model` of an answer with that of its question. The same whenever it is had.
+    """
+    notices: dict[str, str] = {}
+    if started is not None and (brownout := started.brownout) is not None:
+        notices |= {"x-brownout-level": str(brownout.level), "x-brownout-max-tokens": str(brownout.max_tokens)}
+    if started is not None and (fallback := started.fallback) is not None:
+        notices |= {"x-sluice-fallback-from": fallback.asked, "x-sluice-fallback-reason": fallback.reason}
+    return notices
 
 
 def api_error_response(error: ApiError, dialect: Dialect[Any], *, closes: bool = False) -> JSONResponse:

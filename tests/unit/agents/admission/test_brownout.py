@@ -168,7 +168,7 @@ async def test_jobs_go_to_a_pool_that_takes_some(two_pools: World) -> None:
 
 async def test_who_was_given_less_is_counted_once(free: World) -> None:
     def counted() -> float:
-        return metrics.BROWNED_OUT.labels("default", 2)._value.get()
+        return float(metrics.BROWNED_OUT.labels("default", 2)._value.get())
 
     at_level(free, 2)
     record, before = free.record(asking(free)), counted()

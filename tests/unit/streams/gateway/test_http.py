@@ -133,6 +133,12 @@ async def test_who_is_given_less_is_told_in_the_head_whole_or_streamed(stack: St
             assert len([chunk async for chunk in streamed.parse()]) > 1
             await answering
             assert told(streamed.headers) == wanted
+            again = await api.responses.with_raw_response.retrieve(whole.headers["x-request-id"])
+            assert told(again.headers) == wanted
+            followed = await api.responses.with_raw_response.retrieve(whole.headers["x-request-id"], stream=True)
+            assert told(followed.headers) == wanted
+            async for _ in followed.parse():
+                pass
 
 
 async def test_openais_package_raises_its_own_errors(stack: Stack) -> None:
