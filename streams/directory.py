@@ -179,6 +179,15 @@ ModelName = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[!-~](
 """Headers say it: printable ASCII."""
 
 
+class PoolWeights(BaseModel):
+    """By what the pools of a model that have room are compared: the lightest is taken, of equals the first."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    cost: float = Field(default=0, ge=0, description="Times the pool's `cost`.")
+    wait_s: float = Field(default=0, ge=0, description="Times the seconds for which one waits for a slot there, about.")
+
+
 class Model(BaseModel):
     """A model as clients name it. `path` holds tokenizer, chat template and, for real engines, weights."""
 
@@ -196,6 +205,9 @@ class Model(BaseModel):
         default="",
         description="The smaller model that answers in its place where none of its pools has room, or a worker; by its"
         " own name. Empty: none does.",
+    )
+    weights: PoolWeights = Field(
+        default=PoolWeights(), description="What counts between its pools. Nothing: their order alone."
     )
     context_window: int = Field(ge=16, le=2**24)
     tool_parser: ParserName = Field(
@@ -232,6 +244,7 @@ class Pool(BaseModel):
         description="Passed to vLLM's AsyncEngineArgs, or to the simulated engine's settings.",
     )
     tenants: list[TenantId] = Field(default_factory=list, description="Who may use it; empty: all.")
+    cost: float = Field(default=1, ge=0, description="Of a token there, beside the model's other pools.")
     max_context: int | None = Field(
         default=None, ge=16, description="Of a prompt and its longest answer together, in tokens. None: the model's."
     )

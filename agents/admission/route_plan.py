@@ -1,17 +1,18 @@
 """Which pool of which model answers: a list is gone through, and the first of it that has room is taken.
 
 First the pools of the model that was asked for, in their order, then those of the smaller one, where somebody may be
-answered by it (`agents.admission.fallback` says who). Pure.
+answered by it (`agents.admission.fallback` says who). A model may weigh what its pools cost and how long one waits
+there: then the lightest of those that have room is taken, of equals the first. Pure.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from agents.admission.routing import Load, QueueBound, drain_ms, overloaded
+from agents.admission.routing import Load, QueueBound, drain_ms, overloaded, slot_wait_ms
 from schemas.generated import FallbackReason
 from schemas.request import Lane
-from streams.directory import Model, Pool, Tier
+from streams.directory import Model, Pool, PoolWeights, Tier
 
 Standing = Literal["room", "overloaded", "no_worker"]
 """Of the pools of one model, for one request. Where no worker lives nobody knows their queues: it may wait there."""
@@ -43,6 +44,7 @@ class Option(NamedTuple):
 
     pools: Sequence[Looked]
     ask: Ask
+    weights: PoolWeights = PoolWeights()
 
 
 class Plan(NamedTuple):
@@ -75,13 +77,22 @@ def _of_model(option: Option, bound: QueueBound) -> Plan:
     """Its settings may have changed since it was admitted: then no pool takes it, and the first has to."""
     fit = [looked for looked in option.pools if takes(looked.pool, option.ask)] or option.pools[:1]
     live = [looked for looked in fit if looked.loads]
-    for pool, loads in live:
-        if not overloaded(loads, option.ask.lane, bound) and _lets_in(pool, loads, option.ask.tier):
-            return Plan(pool.name, loads, "room")
+    with_room = [
+        looked
+        for looked in live
+        if not overloaded(looked.loads, option.ask.lane, bound) and _lets_in(looked.pool, looked.loads, option.ask.tier)
+    ]
+    if with_room:
+        pool, loads = min(with_room, key=lambda looked: _weight(looked, option.weights))
+        return Plan(pool.name, loads, "room")
     if live:
         (pool, loads), wait_ms = live[0], min(drain_ms(each.loads) for each in live)
         return Plan(pool.name, loads, "overloaded", retry_after_ms=wait_ms)
     return Plan(fit[0].pool.name, (), "no_worker")
+
+
+def _weight(looked: Looked, weights: PoolWeights) -> float:
+    return weights.cost * looked.pool.cost + weights.wait_s * slot_wait_ms(looked.loads) / 1_000
 
 
 def _lets_in(pool: Pool, loads: Sequence[Load], tier: Tier) -> bool:

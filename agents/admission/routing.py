@@ -342,6 +342,18 @@ def drain_ms(loads: Sequence[Load]) -> int:
     As fast as what waited at its workers has left their queues in the last half minute, of whatever lane: the bound is
     of all lanes together. Where none has measured that yet, as fast as their engines generate.
     """
+    return max(_queue_ms(loads, QUEUE_TO_EMPTY), LEAST_WAIT_MS)
+
+
+def slot_wait_ms(loads: Sequence[Load]) -> int:
+    """About how long one waits for a slot that comes now, of whatever lane; 0: one is free."""
+    if any(load.state.running + load.queued_answers < load.state.max_running for load in loads):
+        return 0
+    return _queue_ms(loads, 1.0)
+
+
+def _queue_ms(loads: Sequence[Load], part: float) -> int:
+    """What that part of the queue takes, at most `MOST_WAIT_MS`."""
     queued = sum(load.queued_tokens for load in loads)
     drains = [load.drain for load in loads if load.drain is not None]
     if drains:
@@ -352,4 +364,4 @@ def drain_ms(loads: Sequence[Load]) -> int:
         speed = sum(load.state.tokens_per_second for load in loads)
         if speed <= 0:
             return UNKNOWN_WAIT_MS
-    return int(min(max(queued * QUEUE_TO_EMPTY / speed * 1_000, LEAST_WAIT_MS), MOST_WAIT_MS))
+    return int(min(queued * part / speed * 1_000, MOST_WAIT_MS))

@@ -42,7 +42,7 @@ from schemas.request import Request
 from schemas.vectors import weight_tokens
 from schemas.verdict import Verdict
 from streams.brownout import Degraded
-from streams.directory import pools_for
+from streams.directory import PoolWeights, pools_for
 from streams.prompt_texts import texts_of_messages, texts_of_tools
 from streams.topics import Topics
 
@@ -78,7 +78,7 @@ def _option(admission: Admission, services: Services, *, also_asking: bool = Fal
         Looked(services.catalog.pool(name), services.workers.live(name, now_ms, tenant_id, also_asking=also_asking))
         for name in names
     ]
-    return Option(pools, ask_of(admission, tenant))
+    return Option(pools, ask_of(admission, tenant), PoolWeights() if model is None else model.weights)
 
 
 async def room(admission: Admission, services: Services) -> StageResult | NotYet:

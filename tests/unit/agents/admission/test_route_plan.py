@@ -11,7 +11,7 @@ from agents.admission.route_plan import Ask, Looked, Option, Plan, longest_conte
 from agents.admission.routing import Load, QueueBound, overloaded
 from schemas.request import LANES, Lane
 from schemas.worker import WorkerState
-from streams.directory import TIERS, Model, Pool, Tier
+from streams.directory import TIERS, Model, Pool, PoolWeights, Tier
 
 BOUND = QueueBound(tokens=1_000, answers=100)
 CHAT = Ask("acme", "paid", Lane.STANDARD, context=60, output=20)
@@ -49,6 +49,34 @@ def test_pools_are_asked_in_their_order_and_the_first_that_has_room_is_taken() -
     assert went(plan(option(Looked(first, [FREE]), Looked(second, [FREE])), None, BOUND)) == ("first", "room", None)
     assert went(plan(option(Looked(first, [FULL]), Looked(second, [FREE])), None, BOUND)) == ("second", "room", None)
     assert went(plan(option(Looked(first, []), Looked(second, [FREE])), None, BOUND)) == ("second", "room", None)
+
+
+WAITS_5_S = load(running=4, waiting=1, queued_tokens=500, tokens_per_second=100)
+
+
+@pytest.mark.parametrize(
+    ("weights", "taken"),
+    [
+        ({}, "near"),
+        ({"cost": 1}, "spot"),
+        ({"wait_s": 1}, "far"),
+        ({"cost": 1, "wait_s": 0.1}, "spot"),
+        ({"cost": 1, "wait_s": 1}, "far"),
+    ],
+)
+def test_a_model_may_weigh_what_its_pools_cost_and_how_long_one_waits(weights: dict[str, float], taken: str) -> None:
+    pools = [
+        Looked(pool("near", cost=5), [WAITS_5_S]),
+        Looked(pool("far", cost=4), [FREE]),
+        Looked(pool("spot", cost=1), [WAITS_5_S]),
+        Looked(pool("full", cost=0), [FULL]),
+    ]
+    assert plan(Option(pools, CHAT, PoolWeights.model_validate(weights)), None, BOUND).pool == taken
+
+
+def test_of_pools_that_weigh_the_same_the_first_is_taken() -> None:
+    pools = [Looked(pool("first"), [FREE]), Looked(pool("second"), [FREE])]
+    assert plan(Option(pools, CHAT, PoolWeights(cost=1, wait_s=1)), None, BOUND).pool == "first"
 
 
 def test_who_is_refused_is_told_when_the_first_of_them_has_room() -> None:
