@@ -29,7 +29,10 @@ KINDS = {
     "Counter": "counter", "Gauge": "gauge", "Histogram": "histogram",
     "CounterMetricFamily": "counter", "GaugeMetricFamily": "gauge", "HistogramMetricFamily": "histogram",
 }  # fmt: skip
-LABELS = {"Counter": 2, "Gauge": 2, "Histogram": 2, "CounterMetricFamily": 3, "GaugeMetricFamily": 3}
+LABELS = {
+    "Counter": 2, "Gauge": 2, "Histogram": 2,
+    "CounterMetricFamily": 3, "GaugeMetricFamily": 3, "HistogramMetricFamily": 4,
+}  # fmt: skip
 """Which argument has them, if it is not called by its name."""
 
 
@@ -145,8 +148,13 @@ def calls_of_metrics() -> Iterator[tuple[Path, ast.Call, str]]:
         text = path.read_text()
         if "prometheus_client" not in text:
             continue
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in KINDS:
+        nodes = list(ast.walk(ast.parse(text)))
+        imports = [node for node in nodes if isinstance(node, ast.ImportFrom)]
+        theirs = {
+            each.name for one in imports if (one.module or "").startswith("prometheus_client") for each in one.names
+        }
+        for node in nodes:
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in theirs & KINDS.keys():
                 yield path, node, node.func.id
 
 
