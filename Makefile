@@ -69,7 +69,7 @@ chaos: ## Kills, stops and freezes processes under traffic, N times, and judges 
 	@$(BOOTSTRAP) --engine sim --dev
 	@$(BIN)/python -m tests.chaos --faults $(N) --seed $(SEED) $(ARGS)
 
-faults: ## The tests of faults, the one of half an hour too
+faults: ## The tests of faults, the thirty and the large batch too, which take half an hour
 	@$(BOOTSTRAP) --engine vllm --dev
 	@$(BIN)/pytest tests/faults
 

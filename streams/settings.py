@@ -320,7 +320,9 @@ class AdmissionSettings(_Section):
     batch_jobs_per_second: int = Field(default=200, ge=1, description="Bound of the intake, per admission worker.")
     stall_s: float = Field(default=30, gt=0, description="Lag without a commit for so long ends the process.")
     max_attempts: int = Field(default=5, ge=1, description="Of one event, before its dead letter.")
-    in_flight: int = Field(default=256, ge=1, le=4_096, description="Requests worked on at once, per admission worker.")
+    in_flight: int = Field(
+        default=256, ge=1, le=4_096, description="Events worked on at once, of each topic of a worker."
+    )
     max_queued_tokens: int = Field(
         default=2_000_000,
         ge=1,

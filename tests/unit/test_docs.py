@@ -31,6 +31,8 @@ FIELDS = {"metadata.user_id"}
 PATH = re.compile(
     r"`((?:agents|benchmarks|billing_jobs|deploy|docs|gpu_consumers|models|schemas|streams|tests)/[^`:*<]*)`"
 )
+LINK = re.compile(r"\]\(([^)#\s:]*)(?:#([^)\s]+))?\)")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 MAX_LINE = 120
 
 
@@ -75,6 +77,21 @@ def test_a_setting_that_is_named_is_there_and_has_the_default_that_is_told(docum
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_a_file_that_is_named_is_there(document: Path) -> None:
     assert [path for path in PATH.findall(document.read_text()) if not (ROOT / path).exists()] == []
+
+
+def anchors_of(text: str) -> set[str]:
+    """Headings by the names that GitHub gives them."""
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in HEADING.findall(text)}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_a_link_leads_to_what_is_there(document: Path) -> None:
+    wrong = []
+    for name, anchor in LINK.findall(document.read_text()):
+        path = document.parent / name if name else document
+        if not path.exists() or (anchor and anchor not in anchors_of(path.read_text())):
+            wrong.append(f"{name}#{anchor}")
+    assert wrong == []
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
