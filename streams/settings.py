@@ -449,6 +449,12 @@ class MetadataSettings(_Section):
     connections: int = Field(default=4, ge=1, le=64, description="Of each process; what is beyond them waits.")
     busy_timeout_ms: int = Field(default=1_000, ge=1, description="How long a writer waits for others.")
     statement_timeout_ms: int = Field(default=2_000, ge=1)
+    circuit_failures: int = Field(
+        default=5, ge=1, description="So many transactions in a row get no answer: then others are refused at once."
+    )
+    circuit_open_ms: int = Field(
+        default=500, ge=1, description="Until one is let through to try; longer each time, up to eight times that."
+    )
     responses_kept_days: int = Field(default=30, ge=1, le=3_650)
     max_response_bytes: int = Field(
         default=16_777_216, ge=65_536, description="Of what one has told; a longer one is not kept."
