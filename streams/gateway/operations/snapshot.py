@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from schemas.request import Lane
+from streams.gateway.service.circuit import Dependency
 
 Rate = Annotated[float | None, Field(description="Per second; null until two looks were taken.")]
 
@@ -76,6 +77,10 @@ class GatewayNow(_Part):
     open_responses: int
     viewers: int
     delivered_tokens_per_s: Rate
+    open_circuits: list[Dependency] = Field(
+        description="What has answered nobody here lately: who would have to ask it is refused at once, or served"
+        " without it, and one at a time tries."
+    )
 
 
 class FirstTokenTimes(_Part):

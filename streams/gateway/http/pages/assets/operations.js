@@ -143,6 +143,7 @@ function figures(now) {
     ...now.pools
       .filter(each => each.level > 0)
       .map(each => [`brownout of ${each.pool}`, el("span", {className: "bad", title: each.why}, `level ${each.level}`)]),
+    ...gateway.open_circuits.map(each => [`asked by ${gateway.gateway_id}`, el("span", {className: "bad"}, `${each} is away`)]),
   ].map(([label, value]) => el("div", {className: "figure"}, el("b", {}, value), el("span", {}, label)));
 }
 
