@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 
 from gpu_consumers.core.capacity import MemoryPolicy
 from gpu_consumers.core.config import CoreConfig
+from gpu_consumers.core.engine_circuit import CircuitPolicy
 from gpu_consumers.core.home_partitions import home_partitions
 from gpu_consumers.core.worker_core import WorkerCore
 from gpu_consumers.engines.port import Engine
@@ -116,6 +117,7 @@ def _core_config(settings: Settings, pool: Pool, model: Model) -> CoreConfig:
         memory=MemoryPolicy(worker.memory_foresight, worker.memory_for_short, worker.large_waits_ms),
         lanes=settings.lanes,
         brownout=settings.brownout,
+        circuit=CircuitPolicy(worker.circuit_failures, worker.circuit_attempts, worker.circuit_open_ms),
     )
 
 

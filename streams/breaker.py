@@ -56,6 +56,16 @@ class Breaker:
         return 0 if self._until_ms is None else max(self._until_ms - now_ms, 0)
 
     @property
+    def open_until_ms(self) -> int | None:
+        """None: it is closed. Until then nobody may ask, and one at a time from then on."""
+        return self._until_ms
+
+    @property
+    def answered_lately(self) -> int:
+        """Of how many `failed_lately` failed."""
+        return len(self._failed_at_ms)
+
+    @property
     def failed_lately(self) -> int:
         """Of those that were answered last before it opened, or until now."""
         return sum(at_ms is not None for at_ms in self._failed_at_ms)

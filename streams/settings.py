@@ -382,6 +382,22 @@ class WorkerSettings(_Section):
     engine_silence_s: float = Field(
         default=60, gt=0, description="One that has requests and gives no token for so long hangs."
     )
+    circuit_failures: int = Field(
+        default=10, ge=1,
+        description="So many of the last `circuit_attempts` fail before their first token: then the engine is tried by"
+        " one at a time.",
+    )  # fmt: skip
+    circuit_attempts: int = Field(default=20, ge=1, le=10_000)
+    circuit_open_ms: int = Field(
+        default=1_000, ge=1, description="Until it is tried; longer each time, up to eight times that."
+    )
+
+    @field_validator("circuit_attempts")
+    @classmethod
+    def _can_fail_so_often(cls, value: int, info: ValidationInfo) -> int:
+        if value < info.data.get("circuit_failures", 0):
+            raise ValueError("less than circuit_failures")
+        return value
 
 
 class BillingSettings(_Section):

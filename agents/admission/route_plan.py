@@ -1,20 +1,23 @@
 """Which pool of which model answers: a list is gone through, and the first of it that has room is taken.
 
 First the pools of the model that was asked for, in their order, then those of the smaller one, where somebody may be
-answered by it (`agents.admission.fallback` says who). Pure.
+answered by it (`agents.admission.fallback` says who). A pool is as good as those of its workers whose engines do not
+fail request after request. Pure.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from agents.admission.routing import Load, QueueBound, drain_ms, overloaded
+from agents.admission.routing import LEAST_WAIT_MS, Load, QueueBound, drain_ms, overloaded
 from schemas.generated import FallbackReason
 from schemas.request import Lane
 from streams.directory import Model, Pool, Tier
 
-Standing = Literal["room", "overloaded", "no_worker"]
-"""Of the pools of one model, for one request. Where no worker lives nobody knows their queues: it may wait there."""
+Standing = Literal["room", "overloaded", "failing", "no_worker"]
+"""Of the pools of one model, for one request. Where no worker lives nobody knows their queues: it may wait there. Where
+the engines of all that live fail request after request it would fail too.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,7 @@ class Option(NamedTuple):
 class Plan(NamedTuple):
     """Where it goes. `fallback`: why the smaller model answers; None: the one that was asked for does.
 
-    `retry_after_ms` is of one that is overloaded: when the first of its pools may have room.
+    `retry_after_ms` is of one that is refused: when the first of its pools may have room, or a worker that is tried.
     """
 
     pool: str
@@ -56,6 +59,16 @@ class Plan(NamedTuple):
     standing: Standing
     fallback: FallbackReason | None = None
     retry_after_ms: int | None = None
+
+    @property
+    def is_refused(self) -> bool:
+        return self.standing in ("overloaded", "failing")
+
+
+_REASONS: Mapping[Standing, FallbackReason] = {
+    "room": "preferred", "overloaded": "overloaded", "failing": "no_worker", "no_worker": "no_worker",
+}  # fmt: skip
+"""As clients are told why a smaller model answers: a worker whose engine fails is none."""
 
 
 def plan(asked: Option, smaller: Option | None, bound: QueueBound, *, prefer_fallback: bool = False) -> Plan:
@@ -68,19 +81,25 @@ def plan(asked: Option, smaller: Option | None, bound: QueueBound, *, prefer_fal
     second = _of_model(smaller, bound)
     if second.standing != "room":
         return first
-    return second._replace(fallback="preferred" if first.standing == "room" else first.standing)
+    return second._replace(fallback=_REASONS[first.standing])
 
 
 def _of_model(option: Option, bound: QueueBound) -> Plan:
     """Its settings may have changed since it was admitted: then no pool takes it, and the first has to."""
     fit = [looked for looked in option.pools if takes(looked.pool, option.ask)] or option.pools[:1]
     live = [looked for looked in fit if looked.loads]
-    for pool, loads in live:
+    sound = [
+        Looked(pool, within) for pool, loads in live if (within := [each for each in loads if not each.out_for_ms])
+    ]
+    for pool, loads in sound:
         if not overloaded(loads, option.ask.lane, bound) and _lets_in(pool, loads, option.ask.tier):
             return Plan(pool.name, loads, "room")
-    if live:
-        (pool, loads), wait_ms = live[0], min(drain_ms(each.loads) for each in live)
+    if sound:
+        (pool, loads), wait_ms = sound[0], min(drain_ms(each.loads) for each in sound)
         return Plan(pool.name, loads, "overloaded", retry_after_ms=wait_ms)
+    if live:
+        wait_ms = min(load.out_for_ms for _, loads in live for load in loads)
+        return Plan(live[0].pool.name, (), "failing", retry_after_ms=max(wait_ms, LEAST_WAIT_MS))
     return Plan(fit[0].pool.name, (), "no_worker")
 
 
