@@ -41,7 +41,7 @@ from streams.gateway.request_headers import api_key_of, idempotency_key_of, trac
 from streams.gateway.service.earlier_turns import HELD_PER_BYTE
 from streams.gateway.service.keys import Principal
 from streams.gateway.service.lookup import Snapshot
-from streams.gateway.service.refusals import replay_unavailable, unavailable
+from streams.gateway.service.refusals import Unacknowledged, replay_unavailable, unavailable
 from streams.gateway.service.service import Gateway
 from streams.gateway.stored.turns import read
 from streams.gateway.tenant_shares import Hold
@@ -144,9 +144,14 @@ class Answering:
             asked, keyed = await self._gateway.understood(tenant_id, body, held, parse)
             is_waited_for = keyed is None and not asked.background
             asked_at_ms = self._gateway.circuit.enter(len(body)) if is_waited_for else None
-            response_id, follower = await self._gateway.ask(
-                principal, asked, held, len(body), keyed, traceparent_of(request.headers)
-            )
+            try:
+                response_id, follower = await self._gateway.ask(
+                    principal, asked, held, len(body), keyed, traceparent_of(request.headers)
+                )
+            except Unacknowledged as error:
+                if error.log_is_silent:
+                    self._gateway.circuit.timed_out(asked_at_ms)
+                raise
         return response_id, follower, asked.model_copy(update=_NOTHING_LARGE), keyed is not None, asked_at_ms
 
     def _permitted(self, request: Request) -> Principal:

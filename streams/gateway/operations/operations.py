@@ -207,4 +207,5 @@ def _shown(worker: WorkerState, at_ms: int) -> WorkerNow:
         waiting=worker.waiting, oldest_waiting_ms=worker.oldest_waiting_ms, kv_blocks_used=worker.kv_blocks_used,
         kv_blocks_total=worker.kv_blocks_total, prompt_tokens=worker.prompt_tokens, cached_tokens=worker.cached_tokens,
         tokens_per_second=worker.tokens_per_second, beat_ago_ms=max(0, at_ms - worker.beat_at_ms),
+        failing="" if worker.failing is None else f"{worker.failing.failed} of {worker.failing.attempts}",
     )  # fmt: skip

@@ -68,6 +68,9 @@ class WorkerNow(_Part):
     cached_tokens: int = Field(description="Of these, what was in the engine's prefix cache.")
     tokens_per_second: float
     beat_ago_ms: int
+    failing: str = Field(
+        description="Of its last requests, how many its engine failed: it is tried by one at a time. Empty: it works."
+    )
 
 
 class GatewayNow(_Part):

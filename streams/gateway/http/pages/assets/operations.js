@@ -63,7 +63,7 @@ function show(now) {
     ["Worker", "State", "Running", "Waiting", "Tokens/s", "KV blocks", "Prompts cached"],
     now.workers.map(worker => [
       el("span", {title: `${worker.model} on ${worker.engine}`}, worker.worker_id),
-      el("span", {className: `state ${worker.state}`}, worker.state),
+      standing(worker),
       `${count(worker.running)} of ${count(worker.max_running)}`,
       count(worker.waiting),
       rate(worker.tokens_per_second),
@@ -104,6 +104,12 @@ function show(now) {
 
 function says(reason) {
   return {says: reason};
+}
+
+function standing(worker) {
+  if (worker.state !== "ready" || !worker.failing) return el("span", {className: `state ${worker.state}`}, worker.state);
+  const title = `${worker.failing} requests failed; it is tried with one at a time`;
+  return el("span", {className: "state failed", title}, "engine fails");
 }
 
 function blocks(worker) {
