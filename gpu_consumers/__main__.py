@@ -14,10 +14,12 @@ from tokenizers import Tokenizer
 
 from gpu_consumers.core.capacity import MemoryPolicy
 from gpu_consumers.core.config import CoreConfig
+from gpu_consumers.core.engine_circuit import CircuitPolicy
 from gpu_consumers.core.home_partitions import home_partitions
 from gpu_consumers.core.worker_core import WorkerCore
 from gpu_consumers.engines.port import Engine
-from gpu_consumers.engines.simulated import SimulatedEngine, SimulatedEngineSettings
+from gpu_consumers.engines.simulated import SimulatedEngineSettings
+from gpu_consumers.engines.simulated_group import simulated_engine
 from gpu_consumers.engines.simulated_pooling import SimulatedPoolingEngine, SimulatedPoolingSettings
 from gpu_consumers.engines.simulated_speech import REASONING_PARSERS, TOOL_PARSERS, ends_with_result
 from gpu_consumers.engines.vllm_engine import VllmEngine
@@ -87,9 +89,9 @@ def make_engine(pool: Pool, model: Model) -> Engine:
             names = " and ".join(filter(None, known))
             raise SettingsError(f"models.{model.name}.{field}: the simulated engine knows {names} alone, not {name}")
     if not parsers.tool:
-        return SimulatedEngine(settings, parsers)
+        return simulated_engine(settings, parsers)
     tokenizer = Tokenizer.from_file(str(Path(model.path) / "tokenizer.json"))
-    return SimulatedEngine(settings, parsers, ends_with_result(tokenizer))
+    return simulated_engine(settings, parsers, ends_with_result(tokenizer))
 
 
 def _core_config(settings: Settings, pool: Pool, model: Model) -> CoreConfig:
@@ -116,6 +118,7 @@ def _core_config(settings: Settings, pool: Pool, model: Model) -> CoreConfig:
         memory=MemoryPolicy(worker.memory_foresight, worker.memory_for_short, worker.large_waits_ms),
         lanes=settings.lanes,
         brownout=settings.brownout,
+        circuit=CircuitPolicy(worker.circuit_failures, worker.circuit_attempts, worker.circuit_open_ms),
     )
 
 

@@ -66,6 +66,10 @@ class WorkerMetrics:
         self.delivery_failures = Counter(
             "sluice_worker_delivery_failures", "Records that Kafka did not take", registry=registry
         )
+        self._engine_circuit = Gauge(
+            "sluice_worker_engine_circuit_open", "1 while the engine fails requests, and one at a time tries it",
+            registry=registry,
+        )  # fmt: skip
         self.engine_deaths = Counter("sluice_worker_engine_deaths", "Deaths of the engine", registry=registry)
 
     def started(self, lane: Lane, why: Why, waited_ms: int) -> None:
@@ -98,6 +102,9 @@ class WorkerMetrics:
         before = self._preemptions_seen if stats.preemptions >= self._preemptions_seen else 0
         self._preemptions.inc(stats.preemptions - before)
         self._preemptions_seen = stats.preemptions
+
+    def failing(self, *, is_failing: bool) -> None:
+        self._engine_circuit.set(is_failing)
 
     def gauges(self, stats: EngineStats, waiting: dict[Lane, int], oldest_waiting_ms: dict[Lane, int]) -> None:
         self._running.set(stats.running)

@@ -40,7 +40,7 @@ from gpu_consumers.shell.engine_keeping import EngineKeeping, WorkerFailed
 from gpu_consumers.shell.lane_reading import LaneReading
 from gpu_consumers.shell.reading_back import ReadingBack
 from schemas.codec import Undecodable, decode
-from schemas.worker import WorkerState
+from schemas.worker import EngineFailing, WorkerState
 from streams.log.consumer_thread import ConsumerThread
 from streams.log.port import LogConsumer, LogError, LogRecord, RecordTooLarge, TopicPartition
 from streams.log.producer_thread import ProducerThread
@@ -105,6 +105,7 @@ class Worker:
         )  # fmt: skip
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._tokens_at_beat = (0, 0)
+        self._failing: EngineFailing | None = None
 
     @property
     def _life(self) -> _Life:
@@ -340,6 +341,20 @@ class Worker:
             await asyncio.sleep(TICK_S)
             self._core.engine_tells(self._ports.engine.stats(), self._now_ms())
             self._after_event()
+            self._tell_failing()
+
+    def _tell_failing(self) -> None:
+        """Routers are to know it before they send more."""
+        failing = self._core.failing
+        if failing == self._failing:
+            return
+        if failing is None:
+            _log.info("engine_answers_again")
+        elif self._failing is None or failing.until_ms != self._failing.until_ms:
+            _log.error("engine_fails_requests", failed=failing.failed, attempts=failing.attempts, repeats=True)
+        self._failing = failing
+        self._metrics.failing(is_failing=failing is not None)
+        self._send_state()
 
     async def _commit_often(self) -> None:
         while True:

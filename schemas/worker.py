@@ -33,6 +33,19 @@ class LaneQueue(BaseModel):
     late_first_tokens: int = Field(default=0, ge=0, exclude_if=not_)
 
 
+class EngineFailing(BaseModel):
+    """Its engine fails request after request. Until `until_ms` it is sent nothing, and then one request at a time.
+
+    It ends with the first heartbeat that lacks this.
+    """
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    until_ms: Milliseconds
+    failed: int = Field(ge=0, description="Of its last `attempts`, before they had a token.")
+    attempts: int = Field(ge=0)
+
+
 class WorkerState(Record):
     """One worker's heartbeat. A router takes a worker as dead once `beat_at_ms + lease_ms` has passed."""
 
@@ -82,7 +95,12 @@ class WorkerState(Record):
     )
     oldest_waiting_ms: int = Field(default=0, ge=0)
     tokens_per_second: float = Field(default=0, ge=0)
+    failing: EngineFailing | None = Field(default=None, exclude_if=not_)
     accepts_seed: bool = Field(default=True, description="vLLM on CPU dies of a seed that is left to it.")
+
+    def is_failing(self, now_ms: int) -> bool:
+        """Whether nobody is to send it anything now."""
+        return self.failing is not None and now_ms < self.failing.until_ms
 
     def is_live(self, now_ms: int) -> bool:
         """Whether its lease still runs."""

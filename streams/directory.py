@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Protocol, Self, get_args
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
 from schemas.request import MAX_WEIGHT, Dimensions, Lane
+from streams.engine_args import vllm_arguments
 
 ParserName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9_.-]{0,64}$")]
 PoolName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,47}$")]
@@ -255,6 +256,17 @@ class Pool(BaseModel):
         default=list(TIERS),
         description="Whose requests wait here while all of its slots are taken; those of other tiers need a free one.",
     )
+
+    @model_validator(mode="after")
+    def _vllm_can_be_so(self) -> Self:
+        if self.engine == "vllm":
+            vllm_arguments(self.engine_args)
+        return self
+
+    @property
+    def devices(self) -> int:
+        """That each of its workers computes on, where the host has GPUs."""
+        return vllm_arguments(self.engine_args).devices if self.engine == "vllm" else 0
 
     def is_open_to(self, tenant_id: str) -> bool:
         return not self.tenants or tenant_id in self.tenants

@@ -399,6 +399,22 @@ class WorkerSettings(_Section):
     engine_silence_s: float = Field(
         default=60, gt=0, description="One that has requests and gives no token for so long hangs."
     )
+    circuit_failures: int = Field(
+        default=10, ge=1,
+        description="So many of the last `circuit_attempts` fail before their first token: then the engine is tried by"
+        " one at a time.",
+    )  # fmt: skip
+    circuit_attempts: int = Field(default=20, ge=1, le=10_000)
+    circuit_open_ms: int = Field(
+        default=1_000, ge=1, description="Until it is tried; longer each time, up to eight times that."
+    )
+
+    @field_validator("circuit_attempts")
+    @classmethod
+    def _can_fail_so_often(cls, value: int, info: ValidationInfo) -> int:
+        if value < info.data.get("circuit_failures", 0):
+            raise ValueError("less than circuit_failures")
+        return value
 
 
 class BillingSettings(_Section):
@@ -466,6 +482,12 @@ class MetadataSettings(_Section):
     connections: int = Field(default=4, ge=1, le=64, description="Of each process; what is beyond them waits.")
     busy_timeout_ms: int = Field(default=1_000, ge=1, description="How long a writer waits for others.")
     statement_timeout_ms: int = Field(default=2_000, ge=1)
+    circuit_failures: int = Field(
+        default=5, ge=1, description="So many transactions in a row get no answer: then others are refused at once."
+    )
+    circuit_open_ms: int = Field(
+        default=500, ge=1, description="Until one is let through to try; longer each time, up to eight times that."
+    )
     responses_kept_days: int = Field(default=30, ge=1, le=3_650)
     max_response_bytes: int = Field(
         default=16_777_216, ge=65_536, description="Of what one has told; a longer one is not kept."

@@ -1,21 +1,24 @@
 """Which pool of which model answers: a list is gone through, and the first of it that has room is taken.
 
 First the pools of the model that was asked for, in their order, then those of the smaller one, where somebody may be
-answered by it (`agents.admission.fallback` says who). A model may weigh what its pools cost and how long one waits
-there: then the lightest of those that have room is taken, of equals the first. Pure.
+answered by it (`agents.admission.fallback` says who). A pool is as good as those of its workers whose engines do not
+fail request after request. A model may weigh what its pools cost and how long one waits there: then the lightest of
+those that have room is taken, of equals the first. Pure.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from agents.admission.routing import Load, QueueBound, drain_ms, overloaded, slot_wait_ms
+from agents.admission.routing import LEAST_WAIT_MS, Load, QueueBound, drain_ms, overloaded, slot_wait_ms
 from schemas.generated import FallbackReason
 from schemas.request import Lane
 from streams.directory import Model, Pool, PoolWeights, Tier
 
-Standing = Literal["room", "overloaded", "no_worker"]
-"""Of the pools of one model, for one request. Where no worker lives nobody knows their queues: it may wait there."""
+Standing = Literal["room", "overloaded", "failing", "no_worker"]
+"""Of the pools of one model, for one request. Where no worker lives nobody knows their queues: it may wait there. Where
+the engines of all that live fail request after request it would fail too.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,7 @@ class Option(NamedTuple):
 class Plan(NamedTuple):
     """Where it goes. `fallback`: why the smaller model answers; None: the one that was asked for does.
 
-    `retry_after_ms` is of one that is overloaded: when the first of its pools may have room.
+    `retry_after_ms` is of one that is refused: when the first of its pools may have room, or a worker that is tried.
     """
 
     pool: str
@@ -58,6 +61,16 @@ class Plan(NamedTuple):
     standing: Standing
     fallback: FallbackReason | None = None
     retry_after_ms: int | None = None
+
+    @property
+    def is_refused(self) -> bool:
+        return self.standing in ("overloaded", "failing")
+
+
+_REASONS: Mapping[Standing, FallbackReason] = {
+    "room": "preferred", "overloaded": "overloaded", "failing": "no_worker", "no_worker": "no_worker",
+}  # fmt: skip
+"""As clients are told why a smaller model answers: a worker whose engine fails is none."""
 
 
 def plan(asked: Option, smaller: Option | None, bound: QueueBound, *, prefer_fallback: bool = False) -> Plan:
@@ -70,24 +83,30 @@ def plan(asked: Option, smaller: Option | None, bound: QueueBound, *, prefer_fal
     second = _of_model(smaller, bound)
     if second.standing != "room":
         return first
-    return second._replace(fallback="preferred" if first.standing == "room" else first.standing)
+    return second._replace(fallback=_REASONS[first.standing])
 
 
 def _of_model(option: Option, bound: QueueBound) -> Plan:
     """Its settings may have changed since it was admitted: then no pool takes it, and the first has to."""
     fit = [looked for looked in option.pools if takes(looked.pool, option.ask)] or option.pools[:1]
     live = [looked for looked in fit if looked.loads]
+    sound = [
+        Looked(pool, within) for pool, loads in live if (within := [each for each in loads if not each.out_for_ms])
+    ]
     with_room = [
         looked
-        for looked in live
+        for looked in sound
         if not overloaded(looked.loads, option.ask.lane, bound) and _lets_in(looked.pool, looked.loads, option.ask.tier)
     ]
     if with_room:
         pool, loads = min(with_room, key=lambda looked: _weight(looked, option.weights))
         return Plan(pool.name, loads, "room")
-    if live:
-        (pool, loads), wait_ms = live[0], min(drain_ms(each.loads) for each in live)
+    if sound:
+        (pool, loads), wait_ms = sound[0], min(drain_ms(each.loads) for each in sound)
         return Plan(pool.name, loads, "overloaded", retry_after_ms=wait_ms)
+    if live:
+        wait_ms = min(load.out_for_ms for _, loads in live for load in loads)
+        return Plan(live[0].pool.name, (), "failing", retry_after_ms=max(wait_ms, LEAST_WAIT_MS))
     return Plan(fit[0].pool.name, (), "no_worker")
 
 

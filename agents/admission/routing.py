@@ -33,6 +33,8 @@ MAX_ROUTED = 10_000
 LEAST_WAIT_MS, MOST_WAIT_MS = 1_000, 30_000
 """Whoever is refused is advised to wait so long. Longer, and a queue that has emptied stands idle."""
 UNKNOWN_WAIT_MS = 5_000
+TRIED_MS = 1_000
+"""Until a worker whose engine is tried is known to be well, or not to be."""
 QUEUE_TO_EMPTY = 0.25
 """Of a queue that was full, before it is worth while to come again."""
 
@@ -62,6 +64,9 @@ class Load:
     own_answers: int = 0
     drain: Drain | None = None
     """How fast its queue empties; None where that was not measured."""
+    out_for_ms: int = 0
+    """Its engine fails request after request: so long nothing is sent there, or until the one that tries has an answer.
+    """
 
     @property
     def tokens(self) -> int:
@@ -136,13 +141,23 @@ class _Known:
     def __post_init__(self) -> None:
         self.window.add(self.state)
 
-    def load(self, tenant_id: str, *, also_asking: bool) -> Load:
-        asking = self.asking.values() if also_asking else ()
+    def load(self, tenant_id: str, now_ms: int, *, also_asking: bool) -> Load:
+        asking = tuple(self.asking.values()) if also_asking else ()
         tokens = self.routed_tokens + sum(each.tokens for each in asking)
         answers = self.routed_answers + sum(each.answers for each in asking)
         own_tokens = self.state.queued_of.get(tenant_id, 0) + self.tokens_of[tenant_id]
         own_answers = self.state.waiting_of.get(tenant_id, 0) + self.answers_of[tenant_id]
-        return Load(self.state, tokens, answers, own_tokens, own_answers, self.window.drain())
+        out_for_ms = self._out_for_ms(now_ms, is_asked=bool(asking))
+        return Load(self.state, tokens, answers, own_tokens, own_answers, self.window.drain(), out_for_ms)
+
+    def _out_for_ms(self, now_ms: int, *, is_asked: bool) -> int:
+        """Of a worker whose engine fails. Once its time is over one request is sent, unless it has one to try with."""
+        failing = self.state.failing
+        if failing is None:
+            return 0
+        if now_ms < failing.until_ms:
+            return failing.until_ms - now_ms
+        return TRIED_MS if is_asked or self.routed or self.state.waiting else 0
 
     def add(self, response_id: str, weight: Weight, now_ms: int) -> None:
         self.routed[response_id] = now_ms, weight
@@ -262,7 +277,7 @@ class WorkersView:
         """
         with self._lock:
             return [
-                known.load(tenant_id, also_asking=also_asking)
+                known.load(tenant_id, now_ms, also_asking=also_asking)
                 for _, known in sorted(self._workers.items())
                 if known.state.pool == pool and known.state.state == "ready" and known.state.is_live(now_ms)
             ]

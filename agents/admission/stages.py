@@ -6,7 +6,7 @@
 | brownout   | `Admission` | … with a lower bound of its output | nothing                                            |
 | quota      | `Admission` | … with reserved tokens             | requests, tokens, concurrency                      |
 | pre-safety | `Admission` | … with a verdict                   | the tenant's deny phrases                          |
-| routing    | `Admission` | … with a decision: where it goes   | a full queue                                       |
+| routing    | `Admission` | … with a decision: where it goes   | a full queue, engines that fail                    |
 
 Brownout goes with quota, which reserves what is left: it waits for nothing, and has no topic of its own. Where all are
 fused, a request asks the quota store once: `quota_and_route` stands in the place of `quota`. Routing alone lets a
@@ -60,11 +60,11 @@ def _full(admission: Admission, at: Plan, services: Services) -> Refusal:
     hint = ""
     if smaller and tenant and smaller_of(admission, services) is None and pools_for(tenant, smaller, services.catalog):
         hint = f" {smaller.name} may have room."
-    return Refusal(
-        code=EndingCode.OVERLOADED,
-        message=f"rejected-overloaded: the queue is full; nothing was generated.{hint}",
-        retry_after_ms=at.retry_after_ms,
-    )
+    if at.standing == "failing":
+        code, why = EndingCode.UNAVAILABLE, "rejected-unavailable: the engines of this model fail"
+    else:
+        code, why = EndingCode.OVERLOADED, "rejected-overloaded: the queue is full"
+    return Refusal(code=code, message=f"{why}; nothing was generated.{hint}", retry_after_ms=at.retry_after_ms)
 
 
 def _option(admission: Admission, services: Services, *, also_asking: bool = False) -> Option:
@@ -86,7 +86,7 @@ async def room(admission: Admission, services: Services) -> StageResult | NotYet
     if services.clock_ms() >= admission.request.deadline_ms:
         return Refused(Origin.of(admission), DEADLINE_PASSED)
     at = plan(_option(admission, services), None, services.queue_bound)
-    is_full = at.standing == "overloaded" or _degraded(admission, at.pool, services).takes_no_jobs
+    is_full = at.is_refused or _degraded(admission, at.pool, services).takes_no_jobs
     return NotYet(_full(admission, at, services)) if is_full else admission
 
 
@@ -135,7 +135,7 @@ async def quota_and_route(admission: Admission, services: Services) -> StageResu
     if _takes_long_to_look_at(admission.request, phrases):
         return await _quota(admission, services)
     may_be_smaller = at.standing == "no_worker" or _degraded(admission, at.pool, services).prefers_smaller_model
-    if at.standing == "overloaded" or (may_be_smaller and smaller_of(admission, services) is not None):
+    if at.is_refused or (may_be_smaller and smaller_of(admission, services) is not None):
         return await _quota(admission, services)
     if _first_denial(phrases, admission, services) is not None:
         return await _quota(admission, services)
@@ -310,7 +310,7 @@ async def routing(admission: Admission, services: Services) -> StageResult | Not
     if admission.decision is not None:
         return admission
     admission, at = await _answered(admission, services)
-    if at.standing == "overloaded":
+    if at.is_refused:
         refusal = _full(admission, at, services)
         return NotYet(refusal) if may_wait(admission.request) else Refused(Origin.of(admission), refusal)
     wanted = _route(admission, at, services)

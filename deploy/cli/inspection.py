@@ -30,8 +30,15 @@ CALL_TIMEOUT_S = 10.0
 
 
 def shown_state(worker: WorkerState, now_ms: int) -> str:
-    """What the last heartbeat says, or `gone` where its lease has passed: no router sends it anything any more."""
-    return worker.state if worker.is_live(now_ms) else "gone"
+    """What the last heartbeat says, or `gone` where its lease has passed: no router sends it anything any more.
+
+    Of one that is ready, whether its engine fails: it is sent nothing, or one request at a time.
+    """
+    if not worker.is_live(now_ms):
+        return "gone"
+    if worker.state == "ready" and (failing := worker.failing) is not None:
+        return f"engine fails ({failing.failed} of {failing.attempts})"
+    return worker.state
 
 
 def without_credentials(url: str) -> str:

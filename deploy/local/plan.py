@@ -392,16 +392,9 @@ def _devices(pools: Sequence[Pool], gpus: Sequence[str]) -> list[dict[str, str]]
     if not any(pool.engine == "vllm" for pool in pools):
         gpus = ()
     try:
-        return list(shared_out(gpus, [_gpus_of_a_worker(pool) for pool in pools]))
+        return list(shared_out(gpus, [pool.devices for pool in pools]))
     except TooFewGpus as error:
         raise PlanError(f"{error}; start fewer with --workers") from None
-
-
-def _gpus_of_a_worker(pool: Pool) -> int:
-    arguments = pool.engine_args
-    if pool.engine != "vllm":
-        return 0
-    return int(arguments.get("tensor_parallel_size", 1)) * int(arguments.get("pipeline_parallel_size", 1))
 
 
 def _python_processes(settings: Settings, options: Options, gateways: list[int], ports: _Ports) -> list[ProcessSpec]:

@@ -411,10 +411,11 @@ class Attempts:
         work.on_trial = work.is_suspect
         self._effects.append(effects.Submit(work.engine_request()))
 
-    def failed(self, work: Work, delta: EngineDelta, now_ms: int) -> None:
-        """The engine refused or lost this request alone."""
+    def failed(self, work: Work, delta: EngineDelta, now_ms: int) -> EndingCode:
+        """The engine refused or lost this request alone. Returns how it ends."""
         code, message = how_it_failed(work, delta)
         self.end(work, code, now_ms, message=message, param=delta.refused_param)
+        return code
 
     def cleared(self, work: Work, now_ms: int) -> None:
         """It was tried alone, and got a token: it begins once more, beside others, and was not lost until it does."""

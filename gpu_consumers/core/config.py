@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from gpu_consumers.core.capacity import DEFAULT_MEMORY, MemoryPolicy
+from gpu_consumers.core.engine_circuit import DEFAULT_CIRCUIT, CircuitPolicy
 from gpu_consumers.core.scheduler import Sizes, Why
 from schemas.request import Lane
 from streams.brownout import DEFAULT_POLICY, BrownoutPolicy
@@ -38,6 +39,7 @@ class CoreConfig:
     lanes: LanePolicies = LANE_POLICIES
     brownout: BrownoutPolicy = DEFAULT_POLICY
     """Says when a first token is late."""
+    circuit: CircuitPolicy = DEFAULT_CIRCUIT
 
     @property
     def embeds(self) -> bool:

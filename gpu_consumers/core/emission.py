@@ -1,7 +1,7 @@
 """What a worker writes to the log: fences, frames, endings, dead letters, and the account of each attempt."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -33,11 +33,16 @@ _BROKEN = "the engine says more of a choice than there is, or its text or probab
 class Emission:
     """Puts everything into `effects`, in the order of the calls."""
 
-    def __init__(self, config: CoreConfig, works: Works, observer: Observer, effects: list[Effect]) -> None:
+    def __init__(
+        self, config: CoreConfig, works: Works, observer: Observer, effects: list[Effect],
+        answered: Callable[[int], None] = lambda _now_ms: None,
+    ) -> None:  # fmt: skip
+        """`answered` is called when an attempt gets its first token, with the time."""
         self._config = config
         self._works = works
         self._observer = observer
         self._effects = effects
+        self._answered = answered
         # Vectors never wait: what they would be joined to is long enough.
         self._held = HeldRows(-1 if config.embeds else config.coalesce_ms * 1_000, config.coalesce_rows_per_s)
         self._frames_in_flight = 0
@@ -105,6 +110,7 @@ class Emission:
                 work.first_token_at_ms = now_ms
                 work.cached_tokens = delta.cached_tokens
                 self._works.has_token(work)
+                self._answered(now_ms)
                 self._found(work, now_ms)
                 if work.accepted is None:
                     self._first_token(work.request.lane, now_ms - work.request.accepted_at_ms)

@@ -20,6 +20,10 @@ class Held:
     def of_tenant(self, lane: Lane, tenant_id: str) -> int:
         return self._of_tenant[lane, tenant_id]
 
+    @property
+    def silent_requests(self) -> int:
+        return sum(self.silent.values())
+
     def add(self, lane: Lane, tenant_id: str, slots: int, *, on_floor: bool) -> None:
         """A negative number gives slots back."""
         self.total += slots

@@ -294,6 +294,12 @@ class Works:
         return any(work.phase is Phase.RUNNING for work in self.by_attempt.values())
 
     @property
+    def silent_since_ms(self) -> int | None:
+        """When the last one entered the engine of those in it that have no token. None: there is none."""
+        running = (work for work in self.by_attempt.values() if work.phase is Phase.RUNNING)
+        return max((work.submitted_at_ms for work in running if not work.first_token_at_ms), default=None)
+
+    @property
     def unfinished_attempts(self) -> int:
         """What is begun and not yet acknowledged to its end, or owed: nobody else would end it."""
         begun = ENGAGED | {Phase.CLOSING}

@@ -15,6 +15,7 @@ from gpu_consumers.core.claims import Claim
 from gpu_consumers.core.config import CoreConfig, NoObserver, Observer
 from gpu_consumers.core.effects import Effect, Receipt
 from gpu_consumers.core.emission import Emission
+from gpu_consumers.core.engine_circuit import EngineCircuit
 from gpu_consumers.core.lanes import Lanes
 from gpu_consumers.core.pool_shares import PoolShares
 from gpu_consumers.core.remembered import MAX_RECENT, Remembered
@@ -25,8 +26,9 @@ from gpu_consumers.engines.port import EngineDelta, EngineStats
 from schemas.base import Scope
 from schemas.codec import Undecodable, decode
 from schemas.control import CONTROL, AttemptVoid, Cancel
+from schemas.endings import EndingCode
 from schemas.request import AdmittedRequest, Lane
-from schemas.worker import LaneQueue, WorkerState
+from schemas.worker import EngineFailing, LaneQueue, WorkerState
 from streams.log.offset_tracker import OffsetTracker
 from streams.log.port import Committed, LogRecord, TopicPartition
 
@@ -47,7 +49,8 @@ class WorkerCore:
             config.sizes, config.lanes, self._works, self._memory, config.dimensions, config.max_pauses
         )  # fmt: skip
         self._remembered = Remembered()
-        self._emission = Emission(config, self._works, observer, self._effects)
+        self._circuit = EngineCircuit(config.circuit, config.worker_id)
+        self._emission = Emission(config, self._works, observer, self._effects, self._circuit.answered)
         self._attempts = Attempts(
             self._works, self._slots, self._remembered, self._emission, self._effects, mint_attempt_id
         )
@@ -153,10 +156,14 @@ class WorkerCore:
         self._emission.tick(now_ms)
         self._attempts.tick(now_ms)
         self._remembered.tick(now_ms)
-        while self._attempts.may_start and (given := self._slots.take(now_ms)) is not None:
+        while self._may_give(now_ms) and (given := self._slots.take(now_ms)) is not None:
+            self._circuit.entered(now_ms)
             self._observer.started(given.item.lane, given.why, now_ms - given.item.queued_at_ms)
             self._attempts.start(given, now_ms)
         self._attempts.look_up(now_ms)
+
+    def _may_give(self, now_ms: int) -> bool:
+        return self._attempts.may_start and self._circuit.lets_in(now_ms, self._works.held.silent_requests)
 
     # Answers to effects
 
@@ -200,6 +207,8 @@ class WorkerCore:
 
     def engine_died(self, now_ms: int) -> None:
         """Every attempt in it is lost."""
+        if (entered_at_ms := self._works.silent_since_ms) is not None:
+            self._circuit.failed(entered_at_ms, now_ms)
         self._attempts.engine_died(now_ms)
 
     def deltas(self, deltas: Sequence[EngineDelta], now_us: int) -> None:
@@ -208,8 +217,11 @@ class WorkerCore:
             if delta.error is not None:
                 if delta.parser_error:
                     self._observer.parser_failed(delta.parser_error)
-                self._attempts.failed(work, delta, now_us // 1_000)
+                code = self._attempts.failed(work, delta, now_us // 1_000)
+                if code is EndingCode.ENGINE_FAILED and not work.first_token_at_ms:
+                    self._circuit.failed(work.submitted_at_ms, now_us // 1_000)
             else:
+                self._circuit.answered(now_us // 1_000)
                 self._attempts.cleared(work, now_us // 1_000)
 
     @property
@@ -281,8 +293,14 @@ class WorkerCore:
             cached_tokens=prompts.cached,
             oldest_waiting_ms=max(queue.oldest_ms for queue in queues.values()),
             tokens_per_second=tokens_per_second,
+            failing=self.failing,
             accepts_seed=accepts_seed,
         )
+
+    @property
+    def failing(self) -> EngineFailing | None:
+        """What routers are told of an engine that fails request after request."""
+        return self._circuit.failing()
 
     def _queues(self, now_ms: int) -> dict[Lane, LaneQueue]:
         oldest_ms, told = self._slots.oldest_waiting_ms(now_ms), self._emission

@@ -133,6 +133,10 @@ class EngineDied(Exception):
     """The engine and everything in it is gone. It may be started again."""
 
 
+class EngineMisconfigured(Exception):
+    """No start of it helps: an argument is wrong. It begins with the argument's name, where that is known."""
+
+
 OnStep = Callable[[list[EngineDelta]], None]
 OnDied = Callable[[EngineDied], None]
 
@@ -142,7 +146,8 @@ class Engine(Protocol):
     def accepts_seed(self) -> bool: ...
 
     async def start(self, on_step: OnStep, on_died: OnDied) -> None:
-        """Returns when requests can be submitted; again after a death. Raises EngineDied when it cannot start.
+        """Returns when requests can be submitted; again after a death. Raises EngineDied when it cannot start, and
+        EngineMisconfigured where it never will.
 
         May be cancelled; what it has begun until then is ended by `close`.
         `on_step` gets the deltas of all requests of one step at once; none of a step that got something done which no

@@ -56,6 +56,9 @@ class SimulatedEngineSettings(BaseModel):
     inter_token_ms: float = Field(default=18.0, gt=0)
     step_ms: float = Field(default=4.5, gt=0, description="Tokens after the first leave in steps of this grid.")
     max_running: int = Field(default=1_024, ge=1)
+    tensor_parallel_size: int = Field(
+        default=1, ge=1, le=16, description="Ranks: processes that all take part in each step. 1: there are none."
+    )
     block_tokens: int = Field(default=16, ge=1)
     kv_blocks: int = Field(default=65_536, ge=1)
     prefix_cache: bool = True
@@ -428,9 +431,12 @@ class SimulatedEngine:
 
     def kill(self, why: str) -> None:
         if self._core is not None:
-            self._core = None
-            self._cancel_timer()
-            self._on_died(EngineDied(why))
+            self._die(EngineDied(why))
+
+    def _die(self, death: EngineDied) -> None:
+        self._core = None
+        self._cancel_timer()
+        self._on_died(death)
 
     def stats(self) -> EngineStats:
         if self._core is not None:
@@ -461,13 +467,15 @@ class SimulatedEngine:
     def _run_step(self) -> None:
         self._timer = None
         self._timer_due_s = float("inf")
+        self._step()
+
+    def _step(self) -> None:
         if self._core is None:
             return
         try:
             deltas = self._core.step(monotonic())
         except EngineDied as death:
-            self._core = None
-            self._on_died(death)
+            self._die(death)
             return
         if deltas:
             self._on_step(deltas)

@@ -11,10 +11,10 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, Final
 
-from gpu_consumers.engines.port import EngineDelta, EngineDied, EngineStats, OnDied, OnStep
+from gpu_consumers.engines.port import EngineDelta, EngineDied, EngineMisconfigured, EngineStats, OnDied, OnStep
 from gpu_consumers.engines.vllm_ending import end_what_failed, kill_with_children, shut_down
 from gpu_consumers.engines.vllm_options import ENVIRONMENT, cpu_defaults, cpu_environment, defaults
 
@@ -142,7 +142,9 @@ class VllmBase(ABC):
                 for child in multiprocessing.active_children()
                 if child.pid is not None and child.pid not in self._others
             }
-        # Whatever keeps vLLM from starting (a wrong argument, no memory, a dead child) comes as any exception at all.
+        except EngineMisconfigured:
+            raise
+        # Whatever else keeps vLLM from starting (no memory, a dead child) comes as any exception at all.
         except Exception as error:
             raise EngineDied(f"vLLM did not start: {type(error).__name__}: {error}") from error
         self._watch = asyncio.create_task(self._watch_health(), name="vllm-health")
@@ -164,9 +166,15 @@ class VllmBase(ABC):
         if current_platform.is_cpu():
             _set_where_unset(cpu_environment(self._engine_args))
             options |= cpu_defaults(self._engine_args)
-        arguments = AsyncEngineArgs(model=self._model_path, **{**options, **self._engine_args})
+        if unknown := sorted(self._engine_args.keys() - {each.name for each in fields(AsyncEngineArgs)}):
+            raise EngineMisconfigured(f"{unknown[0]}: vLLM has no such argument")
         try:
+            arguments = AsyncEngineArgs(model=self._model_path, **{**options, **self._engine_args})
             config = arguments.create_engine_config(UsageContext.ENGINE_CONTEXT)
+        except ValueError as error:
+            # vLLM has looked at arguments, model and host, and has begun nothing yet.
+            raise EngineMisconfigured(f"vLLM refuses them: {error}"[:MAX_WHY_CHARS]) from error
+        try:
             self._configure(config)
             llm = AsyncLLM.from_vllm_config(
                 config, stat_loggers=[_stat_logger(self)], disable_log_stats=arguments.disable_log_stats,

@@ -9,9 +9,9 @@ from typing import Literal
 import structlog
 
 from gpu_consumers.core.worker_core import WorkerCore
-from gpu_consumers.engines.port import Engine, EngineDelta, EngineDied, EngineRequest
+from gpu_consumers.engines.port import Engine, EngineDelta, EngineDied, EngineMisconfigured, EngineRequest
 from gpu_consumers.metrics import WorkerMetrics
-from streams.settings import WorkerSettings
+from streams.settings import SettingsError, WorkerSettings
 
 RESTART_BACKOFF_S = 0.5
 MAX_RESTART_BACKOFF_S = 30.0
@@ -60,7 +60,9 @@ class EngineKeeping:
         self._silent_s = 0.0
 
     async def keep_engine(self) -> None:
-        """Starts it, and again when it died, with growing pauses. Raises WorkerFailed when it dies too often."""
+        """Starts it, and again when it died, with growing pauses. Raises WorkerFailed when it dies too often, and
+        SettingsError where no start helps.
+        """
         restarts = 0
         while True:
             started_s = time.monotonic()
@@ -68,6 +70,8 @@ class EngineKeeping:
             self._died.clear()
             try:
                 await self._engine.start(self._on_step, partial(self._on_died, self._starts))
+            except EngineMisconfigured as error:
+                raise SettingsError(f"pools.{self._core.config.pool}.engine_args: {error}") from None
             except EngineDied as error:
                 _log.error("engine_not_started", error=str(error))
             else:

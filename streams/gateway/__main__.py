@@ -94,6 +94,7 @@ async def serve(settings: Settings, tracing: Tracing | None) -> None:
             usage=HttpUsageReader(client, settings.keyring(Purpose.BILLING).current.decode()),
             registry=REGISTRY,
             tracing=tracing,
+            database_is_away=lambda: database.circuit_is_open,
         )
         health = HealthServer(settings.health_host, settings.health_port, runtime.gateway.why_not_ready)
         edge = settings.gateway

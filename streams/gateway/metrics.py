@@ -10,6 +10,7 @@ from streams.gateway.batches.core import Batch
 from streams.gateway.fan_out.hub import Hub
 from streams.gateway.files.port import Share
 from streams.gateway.operations.recent import RecentAnswers
+from streams.gateway.service.circuit import Circuits
 
 _LATENCY_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600)
 INTER_TOKEN_SAMPLE = 16
@@ -61,6 +62,10 @@ class GatewayMetrics:
             "sluice_gateway_circuit_open", "1 while requests are refused at once, as none is admitted.",
             registry=registry,
         )  # fmt: skip
+        self._circuits = Gauge(
+            "sluice_gateway_dependency_circuit_open", "1 while it answers nobody, and one at a time asks it.",
+            ["dependency"], registry=registry,
+        )  # fmt: skip
         self.keyed = Counter(
             "sluice_gateway_keyed_requests", "Requests with an idempotency key, by what was done for them.", ["step"],
             registry=registry,
@@ -79,6 +84,10 @@ class GatewayMetrics:
         self.running_batches = Gauge("sluice_gateway_running_batches", "Batches held here.", registry=registry)
         self.files = Gauge("sluice_gateway_files", "Files of all tenants of the region.", registry=registry)
         self.file_bytes = Gauge("sluice_gateway_file_bytes", "Their bytes.", registry=registry)
+
+    def show_circuits(self, circuits: Circuits) -> None:
+        for dependency, is_open in circuits.items():
+            self._circuits.labels(dependency).set_function(is_open)
 
     def batch_changed(self, before: Batch, after: Batch) -> None:
         """By one gateway at a time, which holds it: what is counted by all of them is counted once, but for crashes."""

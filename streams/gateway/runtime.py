@@ -42,6 +42,7 @@ from streams.gateway.operations.eyes import Eyes
 from streams.gateway.operations.operations import Operations
 from streams.gateway.queues import Queues
 from streams.gateway.server_config import DRAIN_TIMEOUT_S, ServerConfig
+from streams.gateway.service.circuit import Circuits
 from streams.gateway.service.service import Gateway
 from streams.gateway.stored.keeper import Keeper, replayed_ms
 from streams.gateway.stored.port import Bounds, StoredResponses
@@ -117,6 +118,7 @@ class GatewayRuntime:
         conversations: ConversationStore,
         registry: CollectorRegistry,
         tracing: Tracing | None = None,
+        database_is_away: Callable[[], bool] = lambda: False,
         disconnect_grace_ms: int = DISCONNECT_GRACE_MS,
         elsewhere_grace_ms: int = ELSEWHERE_GRACE_MS,
     ) -> None:
@@ -199,10 +201,16 @@ class GatewayRuntime:
             batches.files, batches.batches, batches.blobs, settings.batches.kept_days, self._metrics.files_held
         )
         self._sockets = StreamEndpoint(self.gateway, options.allowed_origins)
+        circuits: Circuits = {
+            "admission": lambda: self.gateway.circuit.is_open,
+            "database": database_is_away,
+            "history": lambda: near.circuit_is_open,
+        }
+        self._metrics.show_circuits(circuits)
         self._operations = Operations(
             settings.region, options.gateway_id, self._topics,
             lambda: {model.name for model in catalog.models()},
-            lambda: Eyes(clients.watch(), clients.reader(), self._topics), self.hub, self._metrics.recent,
+            lambda: Eyes(clients.watch(), clients.reader(), self._topics), self.hub, self._metrics.recent, circuits,
         )  # fmt: skip
         batching = BatchService(batches, self._runner, settings.files, settings.batches, self._keys)
         http = build_app(self.gateway, usage, batching, self._operations)

@@ -1,8 +1,12 @@
-"""The database for asyncio processes: transactions on a few threads of their own, each with a deadline."""
+"""The database for asyncio processes: transactions on a few threads of their own, each with a deadline.
+
+While it answers nobody, whoever comes hears so at once, instead of after that deadline, and one at a time tries.
+"""
 
 import asyncio
+import random
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -11,9 +15,11 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, ProgrammingError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
+from streams.breaker import Breaker
+from streams.clocks import monotonic_ms
 from streams.metadata.engine import WRITES, engine_of
 from streams.metadata.schema import check_schema
-from streams.metadata.unavailable import MetadataUnavailable, TooManyWait
+from streams.metadata.unavailable import MetadataUnavailable, NotAsked, NotAsMigrated, TooManyWait
 from streams.settings import MetadataSettings
 
 MAX_WAITING: Final = 1_000
@@ -21,8 +27,9 @@ MAX_WAITING: Final = 1_000
 CLOSE_TIMEOUT_S: Final = 5.0
 CHECK_TIMEOUT_S: Final = 30.0
 """At start: the migrations are read as well."""
+PROBE_GRACE_MS: Final = 1_000
 _NOT_AS_MIGRATED: Final = "42"
-"""Class of Postgres' errors: a table or a right is missing. It may come back, and until then other work goes on."""
+"""Class of Postgres' errors: a table or a right is missing."""
 
 _log = structlog.get_logger()
 _T = TypeVar("_T")
@@ -31,12 +38,21 @@ _T = TypeVar("_T")
 class Database:
     """All methods are called from one event loop; `work` runs on a thread, in one transaction."""
 
-    def __init__(self, settings: MetadataSettings, data_dir: Path) -> None:
+    def __init__(self, settings: MetadataSettings, data_dir: Path, clock_ms: Callable[[], int] = monotonic_ms) -> None:
         self._engine = engine_of(settings, data_dir)
         self._threads = ThreadPoolExecutor(settings.connections, thread_name_prefix="metadata")
         # A writer waits for another one first, and then for its own statements.
         self._timeout_s = (settings.busy_timeout_ms + settings.statement_timeout_ms) / 1_000
         self._present = 0
+        self._clock_ms = clock_ms
+        # Gateways that have lost it together do not all try together.
+        open_ms = settings.circuit_open_ms + random.randrange(settings.circuit_open_ms // 4 + 1)  # noqa: S311
+        self._breaker = Breaker(settings.circuit_failures, open_ms, int(self._timeout_s * 1_000) + PROBE_GRACE_MS)
+
+    @property
+    def circuit_is_open(self) -> bool:
+        """It answers nobody: who asks is refused, but for one at a time."""
+        return self._breaker.state(self._clock_ms()) != "closed"
 
     async def read(self, work: Callable[[Connection], _T]) -> _T:
         """What `work` returns. Raises MetadataUnavailable, also where too many wait."""
@@ -51,16 +67,38 @@ class Database:
         await self._run(check_schema, writes=False, timeout_s=CHECK_TIMEOUT_S)
 
     async def _run(self, work: Callable[[Connection], _T], *, writes: bool, timeout_s: float | None = None) -> _T:
-        timeout_s = timeout_s or self._timeout_s
         if self._present >= MAX_WAITING:
             raise TooManyWait(f"{self._present} transactions wait already")
+        asked_at_ms = self._clock_ms()
+        if not self._breaker.may_ask(asked_at_ms):
+            raise NotAsked("it has answered nobody lately")
+        try:
+            result = await self._within(timeout_s or self._timeout_s, self._threads.submit(self._do, work, writes))
+        except asyncio.CancelledError:
+            self._breaker.learnt_nothing(asked_at_ms)
+            raise
+        except NotAsMigrated:
+            self._breaker.succeeded(self._clock_ms())
+            raise
+        except MetadataUnavailable:
+            self._breaker.failed(asked_at_ms, self._clock_ms())
+            raise
+        except BaseException:
+            self._breaker.succeeded(self._clock_ms())
+            raise
+        self._breaker.succeeded(self._clock_ms())
+        return result
+
+    async def _within(self, timeout_s: float, begun: Future[_T]) -> _T:
         self._present += 1
-        running = asyncio.get_running_loop().run_in_executor(self._threads, self._do, work, writes)
+        running = asyncio.wrap_future(begun)
         running.add_done_callback(self._left)
         try:
             async with asyncio.timeout(timeout_s):
                 return await asyncio.shield(running)
         except TimeoutError:
+            # Where it waits for a thread, nobody waits behind it.
+            begun.cancel()
             raise MetadataUnavailable(f"no answer within {timeout_s:g} s") from None
 
     def _left(self, running: asyncio.Future[_T]) -> None:
@@ -84,6 +122,7 @@ class Database:
                 if not str(getattr(cause, "sqlstate", "")).startswith(_NOT_AS_MIGRATED):
                     raise
                 _log.error("metadata_not_as_migrated", why=why, repeats=True)
+                raise NotAsMigrated(why) from None
             raise MetadataUnavailable(why) from None
 
     async def close(self) -> None:

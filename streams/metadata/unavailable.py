@@ -7,3 +7,11 @@ class MetadataUnavailable(Exception):
 
 class TooManyWait(MetadataUnavailable):
     """It was not asked: too many wait for it already. It may be well, and who asks next may have room."""
+
+
+class NotAsMigrated(MetadataUnavailable):
+    """It answers, and lacks a table or a right. It may come back, and until then other work goes on."""
+
+
+class NotAsked(MetadataUnavailable):
+    """It was not asked: it has answered nobody lately, and somebody else tries."""

@@ -11,9 +11,11 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 
+import psutil
 import pytest
 
 from gpu_consumers.core.claims import AskClaim, Claim, ClaimsUnavailable, FinishClaim
+from gpu_consumers.engines.simulated_group import SimulatedGroupEngine
 from schemas.endings import EndingCode
 from schemas.request import LANES, Lane
 from schemas.worker import WorkerState
@@ -152,11 +154,18 @@ async def test_what_ended_while_redis_was_away_is_marked_when_it_is_back(
         assert claim.state == "finished"
 
 
-async def test_an_engine_that_hangs_is_started_again_and_its_answers_go_on(region: Region) -> None:
+@pytest.mark.parametrize("lost_by", ["hangs", "rank dies", "rank hangs"])
+async def test_an_engine_that_is_lost_is_started_again_and_its_answers_go_on(region: Region, lost_by: str) -> None:
+    ranks = ENGINE.model_copy(update={"tensor_parallel_size": 2})
     hangs = ENGINE.model_copy(update={"hang_after_tokens": 400})  # seconds: both are to have begun by then
-    async with worker(region, "a", hangs, engine_answers_s=3) as running:
+    async with worker(region, "a", hangs if lost_by == "hangs" else ranks, engine_answers_s=3) as running:
         cut_off = [await region.request(max_tokens=260) for _ in range(2)]
+        if isinstance(running.engine, SimulatedGroupEngine):
+            await region.until(lambda: all(region.accepted(each) > 10 for each in cut_off))
+            struck = psutil.Process(running.engine.rank_processes[1])
+            struck.send_signal(signal.SIGKILL if lost_by == "rank dies" else signal.SIGSTOP)
         await region.ended(*cut_off)
+        assert {region.accepted(each) for each in cut_off} == {260}
         assert {region.terminal(each) for each in cut_off} == {EndingCode.COMPLETED}
         later = await region.request()
         await region.ended(later)

@@ -12,7 +12,8 @@ from prometheus_client import CollectorRegistry
 from gpu_consumers.core.config import CoreConfig
 from gpu_consumers.core.membership import LISTEN_MS
 from gpu_consumers.core.worker_core import WorkerCore
-from gpu_consumers.engines.simulated import SimulatedEngine, SimulatedEngineSettings
+from gpu_consumers.engines.simulated import SimulatedEngineSettings
+from gpu_consumers.engines.simulated_group import simulated_engine
 from gpu_consumers.metrics import WorkerMetrics
 from gpu_consumers.shell.redis_claims import RedisClaims
 from gpu_consumers.worker import Ports, Worker
@@ -160,7 +161,7 @@ class Running:
         )  # fmt: skip
         self.metrics = WorkerMetrics(CollectorRegistry())
         self.core = WorkerCore(config, mint_attempt_id, self.metrics)
-        self.engine = SimulatedEngine(engine)
+        self.engine = simulated_engine(engine)
         self.ports = Ports(
             self.engine,
             lambda: ConsumerThread(

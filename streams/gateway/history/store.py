@@ -1,17 +1,22 @@
 """Replay: packed entries in Redis, and the `responses` topic behind them."""
 
-from collections.abc import Iterable, Sequence
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import structlog
 from redis.asyncio import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from schemas.base import Scope
 from schemas.responses import Started, Terminal
 from streams import redis_keys
 from streams.at_once import AtOnce, TooManyAtOnce
-from streams.clocks import now_ms
+from streams.breaker import Breaker
+from streams.clocks import monotonic_ms, now_ms
 from streams.gateway.fan_out.backlog import HistoryEntry
 from streams.gateway.fan_out.stream import Stream
 from streams.gateway.history.log_history import CLOCK_SKEW_MS, LogHistory
@@ -34,6 +39,11 @@ MAX_READS_OF_TENANT = 10_000
 READ_TURN_TIMEOUT_S = 5.0
 CONNECTIONS_BESIDE_READS = 6
 """For what this gateway itself appends and asks: it never waits behind those who come back."""
+CIRCUIT_FAILURES, CIRCUIT_OPEN_MS = 5, 500
+"""So many questions in a row without an answer, and the log is asked alone until one is answered. What is appended
+tries often enough; longer than eight times that it is not left alone.
+"""
+PROBE_MS = 5_000
 STARTED_FROM_LOG = 4
 """At once: the others are looked for the next time."""
 _AS_BEFORE_S = 0
@@ -77,8 +87,13 @@ class RedisHistory:
     mark per partition says until when that may be so.
     """
 
-    def __init__(self, client: Redis, region: str, *, retention_s: int, response_timeout_ms: int) -> None:
+    def __init__(
+        self, client: Redis, region: str, *, retention_s: int, response_timeout_ms: int,
+        clock_ms: Callable[[], int] = monotonic_ms,
+    ) -> None:  # fmt: skip
         self._client = client
+        self._clock_ms = clock_ms
+        self._breaker = Breaker(CIRCUIT_FAILURES, CIRCUIT_OPEN_MS, PROBE_MS)
         self._trips = RoundTrips(client)
         self._region = region
         self._retention_s = retention_s
@@ -94,6 +109,35 @@ class RedisHistory:
     def key(self, tenant_id: str, response_id: str) -> str:
         return redis_keys.history(self._region, tenant_id, response_id)
 
+    @property
+    def circuit_is_open(self) -> bool:
+        """It answers nobody: it is asked by one at a time, and the others are told so at once."""
+        return self._breaker.state(self._clock_ms()) != "closed"
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        """One question to Redis. Raises HistoryUnavailable in the place of what Redis fails with; at once where it has
+        answered nobody lately.
+        """
+        asked_at_ms = self._clock_ms()
+        if not self._breaker.may_ask(asked_at_ms):
+            raise HistoryUnavailable("Redis has answered nobody lately")
+        try:
+            yield
+        except (RedisConnectionError, RedisTimeoutError, TimeoutError, OSError) as error:
+            self._breaker.failed(asked_at_ms, self._clock_ms())
+            raise HistoryUnavailable(str(error)[:200]) from None
+        except RedisError as error:
+            self._breaker.succeeded(self._clock_ms())
+            raise HistoryUnavailable(str(error)[:200]) from None
+        except Exception:
+            self._breaker.succeeded(self._clock_ms())
+            raise
+        except asyncio.CancelledError:
+            self._breaker.learnt_nothing(asked_at_ms)
+            raise
+        self._breaker.succeeded(self._clock_ms())
+
     async def append(self, entries: Sequence[HistoryEntry]) -> None:
         """A slice of the backlog, in one round trip. Raises HistoryUnavailable; some may stand there then."""
         keys = [self.key(entry.stream.scope.tenant_id, entry.stream.response_id) for entry in entries]
@@ -105,10 +149,8 @@ class RedisHistory:
             elif entry.is_first:
                 expires_s = self._open_retention_s
             arguments += (pack(entry.started, entry.spans, entry.terminal), expires_s)
-        try:
+        with self._asking():
             await self._client.eval(_APPEND, len(keys), *keys, *arguments)
-        except (RedisError, TimeoutError, OSError) as error:
-            raise HistoryUnavailable(str(error)[:200]) from None
 
     def leave_to_log(self, partitions: Iterable[int]) -> None:
         """Responses of these will stand here with less than what happened; `mark_left_to_log` says so in Redis."""
@@ -123,10 +165,8 @@ class RedisHistory:
                 # The time is of now: a mark never takes back what another gateway has said.
                 key = redis_keys.history_left_to_log(self._region, partition)
                 pipeline.set(key, now_ms(), ex=self._open_retention_s)
-            try:
+            with self._asking():
                 await pipeline.execute()
-            except (RedisError, TimeoutError, OSError) as error:
-                raise HistoryUnavailable(str(error)[:200]) from None
         self._unmarked.difference_update(partitions)
 
     async def read(self, tenant_id: str, response_id: str, after: int, rest: Rest = Rest()) -> Replay:
@@ -137,13 +177,9 @@ class RedisHistory:
         replay = Replay(after)
         try:
             async with self._reads.one(tenant_id, READ_TURN_TIMEOUT_S):
-                key = self.key(tenant_id, response_id)
-                if rest.entry:
-                    await self._fold(replay, key, rest.entry, await self._some(key, rest.entry))
-                else:
-                    replay.may_lack_end, newly = await self._first(key, response_id)
-                    await self._fold(replay, key, 0, newly)
-        except (TooManyAtOnce, RedisError, TimeoutError, OSError) as error:
+                with self._asking():
+                    await self._read(replay, self.key(tenant_id, response_id), response_id, rest)
+        except TooManyAtOnce as error:
             raise HistoryUnavailable(str(error)[:200]) from None
         except UnreadableEntry as error:
             _log.error("history_entry_unreadable", response_id=response_id, why=str(error))
@@ -151,6 +187,13 @@ class RedisHistory:
         except _EntriesLost:
             replay.gap = True
         return replay
+
+    async def _read(self, replay: Replay, key: str, response_id: str, rest: Rest) -> None:
+        if rest.entry:
+            await self._fold(replay, key, rest.entry, await self._some(key, rest.entry))
+        else:
+            replay.may_lack_end, newly = await self._first(key, response_id)
+            await self._fold(replay, key, 0, newly)
 
     async def _first(self, key: str, response_id: str) -> tuple[bool, tuple[list[bytes], bool]]:
         """Whether it may have been left to the log, and its first entries, in one round trip: many come back at once.
@@ -221,11 +264,11 @@ class RedisHistory:
             async with self._client.pipeline(transaction=False) as pipeline:
                 pipeline.lindex(key, 0)
                 pipeline.lindex(key, -1)
-                for packed in await pipeline.execute():
-                    if packed is not None:
-                        replay.add_packed(packed)
-        except (RedisError, TimeoutError, OSError) as error:
-            raise HistoryUnavailable(str(error)[:200]) from None
+                with self._asking():
+                    found = await pipeline.execute()
+            for packed in found:
+                if packed is not None:
+                    replay.add_packed(packed)
         except UnreadableEntry as error:
             _log.error("history_entry_unreadable", response_id=response_id, why=str(error))
         return _outline(tenant_id, replay)
@@ -235,10 +278,8 @@ class RedisHistory:
         async with self._client.pipeline(transaction=False) as pipeline:
             for stream in streams:
                 pipeline.lindex(self.key(stream.scope.tenant_id, stream.response_id), 0)
-            try:
+            with self._asking():
                 entries = await pipeline.execute()
-            except (RedisError, TimeoutError, OSError) as error:
-                raise HistoryUnavailable(str(error)[:200]) from None
         found: dict[str, Started] = {}
         for stream, entry in zip(streams, entries, strict=True):
             replay = Replay()

@@ -42,7 +42,7 @@ from streams.gateway.service.circuit import Entered
 from streams.gateway.service.earlier_turns import HELD_PER_BYTE
 from streams.gateway.service.keys import Principal
 from streams.gateway.service.lookup import Snapshot
-from streams.gateway.service.refusals import replay_unavailable, unavailable
+from streams.gateway.service.refusals import Unacknowledged, replay_unavailable, unavailable
 from streams.gateway.service.service import Gateway
 from streams.gateway.stored.turns import read
 from streams.gateway.tenant_shares import Hold
@@ -150,7 +150,9 @@ class Answering:
                 response_id, follower = await self._gateway.ask(
                     principal, asked, held, len(body), keyed, traceparent_of(request.headers)
                 )
-            except BaseException:
+            except BaseException as error:
+                if isinstance(error, Unacknowledged) and error.log_is_silent:
+                    entered.timed_out()
                 entered.close()
                 raise
         return response_id, follower, asked.model_copy(update=_NOTHING_LARGE), keyed is not None, entered

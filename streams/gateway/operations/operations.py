@@ -29,6 +29,7 @@ from streams.gateway.operations.snapshot import (
     TopicFlow,
     WorkerNow,
 )
+from streams.gateway.service.circuit import Circuits
 from streams.lane_queues import LaneQueues, lane_queues
 from streams.log.port import LogError
 from streams.log.watch import Lag, lag_by_topic
@@ -52,7 +53,7 @@ class Operations:
 
     def __init__(
         self, region: str, gateway_id: str, topics: Topics, models: Callable[[], Collection[str]],
-        open_eyes: Callable[[], Eyes], hub: Hub, recent: RecentAnswers,
+        open_eyes: Callable[[], Eyes], hub: Hub, recent: RecentAnswers, circuits: Circuits,
     ) -> None:  # fmt: skip
         """`open_eyes` may raise LogError."""
         self._region = region
@@ -62,6 +63,7 @@ class Operations:
         self._open_eyes = open_eyes
         self._hub = hub
         self._recent = recent
+        self._circuits = circuits
         self._asked = asyncio.Event()
         self._asked_at_ms = 0
         self._looks: deque[Look] = deque(maxlen=MAX_LOOKS)
@@ -131,7 +133,7 @@ class Operations:
             rate = per_second(first.delivered_tokens, last.delivered_tokens, last.at_ms - first.at_ms)
         return GatewayNow(
             gateway_id=self._gateway_id, open_responses=self._hub.open_responses, viewers=self._hub.viewers,
-            delivered_tokens_per_s=rate,
+            delivered_tokens_per_s=rate, open_circuits=[name for name, is_open in self._circuits.items() if is_open()],
         )  # fmt: skip
 
     def _endings(self, at_ms: int) -> list[RecentEnding]:
@@ -205,4 +207,5 @@ def _shown(worker: WorkerState, at_ms: int) -> WorkerNow:
         waiting=worker.waiting, oldest_waiting_ms=worker.oldest_waiting_ms, kv_blocks_used=worker.kv_blocks_used,
         kv_blocks_total=worker.kv_blocks_total, prompt_tokens=worker.prompt_tokens, cached_tokens=worker.cached_tokens,
         tokens_per_second=worker.tokens_per_second, beat_ago_ms=max(0, at_ms - worker.beat_at_ms),
+        failing="" if worker.failing is None else f"{worker.failing.failed} of {worker.failing.attempts}",
     )  # fmt: skip

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from schemas.request import Lane
+from streams.gateway.service.circuit import Dependency
 
 Rate = Annotated[float | None, Field(description="Per second; null until two looks were taken.")]
 
@@ -67,6 +68,9 @@ class WorkerNow(_Part):
     cached_tokens: int = Field(description="Of these, what was in the engine's prefix cache.")
     tokens_per_second: float
     beat_ago_ms: int
+    failing: str = Field(
+        description="Of its last requests, how many its engine failed: it is tried by one at a time. Empty: it works."
+    )
 
 
 class GatewayNow(_Part):
@@ -76,6 +80,10 @@ class GatewayNow(_Part):
     open_responses: int
     viewers: int
     delivered_tokens_per_s: Rate
+    open_circuits: list[Dependency] = Field(
+        description="What has answered nobody here lately: who would have to ask it is refused at once, or served"
+        " without it, and one at a time tries."
+    )
 
 
 class FirstTokenTimes(_Part):

@@ -240,4 +240,4 @@ def _refusal_of(error: Exception, asked: NeutralRequest, response_id: str) -> Ap
     if isinstance(error, ProducerQueueFull):
         return unavailable("The gateway's queue to the log is full.", EndingCode.OVERLOADED.value)
     _log.warning("request_not_acknowledged", response_id=response_id, why=str(error)[:200])
-    return Unacknowledged()
+    return Unacknowledged(log_is_silent=not isinstance(error, MetadataUnavailable))

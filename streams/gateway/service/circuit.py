@@ -1,7 +1,7 @@
 """While nothing that is asked for is admitted, whoever comes hears so at once, instead of after its patience."""
 
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Final, Literal
 
 from prometheus_client import Gauge
 
@@ -10,6 +10,10 @@ from streams.clocks import monotonic_ms
 from streams.gateway.errors import ApiError
 from streams.gateway.service.refusals import unavailable
 from streams.settings import GatewaySettings
+
+Dependency = Literal["admission", "database", "history"]
+Circuits = Mapping[Dependency, Callable[[], bool]]
+"""What a gateway depends on, and whether it has answered nobody lately: then one at a time asks it."""
 
 LARGE_BYTES: Final = 65_536
 """Of a body: a long prompt may take its time by itself, and says nothing of others."""
@@ -25,6 +29,10 @@ class Circuit:
         )
         self._is_open = is_open
         self._clock_ms = clock_ms
+
+    @property
+    def is_open(self) -> bool:
+        return self._breaker.state(self._clock_ms()) != "closed"
 
     def enter(self, body_bytes: int) -> "Entered":
         """For a request that waits to be admitted. Raises ApiError 503 where it would wait in vain."""

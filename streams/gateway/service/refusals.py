@@ -26,13 +26,14 @@ def unavailable(message: str, code: str = EndingCode.UNAVAILABLE.value, *, least
 
 
 class Unacknowledged(ApiError):
-    """The log was not heard to have taken a request in time; it may have."""
+    """The log was not heard to have taken a request in time; it may have. `log_is_silent`: nothing else kept it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, log_is_silent: bool = False) -> None:
         super().__init__(
             503, EndingCode.UNAVAILABLE.value, "The request could not be stored.", error_type="server_error",
             retry_after_ms=retry_advice_ms(),
         )  # fmt: skip
+        self.log_is_silent = log_is_silent
 
 
 def key_reused() -> ApiError:

@@ -8,13 +8,13 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from gpu_consumers.core.worker_core import WorkerCore
-from gpu_consumers.engines.port import EngineDelta, EngineDied, EngineRequest, OnDied, OnStep
+from gpu_consumers.engines.port import EngineDelta, EngineDied, EngineMisconfigured, EngineRequest, OnDied, OnStep
 from gpu_consumers.engines.simulated import SimulatedEngine
 from gpu_consumers.metrics import WorkerMetrics
 from gpu_consumers.shell import engine_keeping
 from gpu_consumers.shell.engine_keeping import EngineKeeping
 from schemas.request import Sampling
-from streams.settings import WorkerSettings
+from streams.settings import SettingsError, WorkerSettings
 from tests.unit.gpu_consumers.fleet import ENGINE, NOW_MS, Fleet
 
 DEADLINE_S = 60.0
@@ -27,6 +27,7 @@ class ScriptedEngine(SimulatedEngine):
         super().__init__(ENGINE)
         self.lives = False
         self.starts = 0
+        self.misconfigured = ""
         self.answers = True
         self.killed: list[str] = []
         self.died: OnDied = lambda _death: None
@@ -34,6 +35,8 @@ class ScriptedEngine(SimulatedEngine):
     async def start(self, on_step: OnStep, on_died: OnDied) -> None:
         assert not self.lives, "two engines"
         self.starts += 1
+        if self.misconfigured:
+            raise EngineMisconfigured(self.misconfigured)
         await super().start(on_step, on_died)
         self.lives = self.answers = True
         self.died = on_died
@@ -149,3 +152,11 @@ async def test_what_is_submitted_to_a_dead_engine_starts_no_second_one(kept: Kep
     await kept.until(lambda: kept.keeping.state == "ready")
     await asyncio.sleep(0.1)
     assert (kept.engine.starts, kept.keeping.state) == (2, "ready")
+
+
+async def test_an_engine_that_no_start_helps_ends_its_worker_with_the_arguments_name() -> None:
+    kept = Kept()
+    kept.engine.misconfigured = "colour: vLLM has no such argument"
+    with pytest.raises(SettingsError, match=r"^pools\.pool\.engine_args: colour: vLLM has no such argument$"):
+        await kept.keeping.keep_engine()
+    assert kept.engine.starts == 1

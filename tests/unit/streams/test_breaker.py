@@ -93,6 +93,47 @@ def test_one_who_tries_and_learns_nothing_leaves_it_to_the_next(breaker: Breaker
     assert breaker.state(OPEN_MS + 1) == "half open"
 
 
+def test_it_opens_with_enough_failures_among_the_last_ones() -> None:
+    breaker = Breaker(failures=3, open_ms=OPEN_MS, probe_ms=PROBE_MS, of=6)
+    for at_ms in (10, 20):
+        fail(breaker, at_ms)
+        breaker.succeeded(at_ms)
+    assert breaker.state(20) == "closed"
+    fail(breaker, 30)
+    assert (breaker.state(30), breaker.failed_lately) == ("open", 3)
+    breaker.succeeded(40)
+    fail(breaker, 50, 60)
+    assert breaker.state(60) == "closed", "what was before it closed counts no more"
+    for at_ms in range(70, 110, 10):
+        breaker.succeeded(at_ms)
+    fail(breaker, 120)
+    assert breaker.state(120) == "closed", "five others lie between the first of the three and the last"
+    breaker.failed(5, 130)
+    breaker.failed(6, 130)
+    assert breaker.state(130) == "closed", "who asked before it closed says nothing of what is now"
+    breaker.failed(65, 140)
+    breaker.failed(65, 150)
+    assert breaker.state(150) == "open", "who asked before another's success does"
+    with pytest.raises(ValueError, match="3 failures of 2"):
+        Breaker(failures=3, open_ms=OPEN_MS, probe_ms=PROBE_MS, of=2)
+
+
+@given(st.lists(st.booleans(), max_size=60), st.integers(1, 5), st.integers(0, 8))
+def test_it_opens_as_soon_as_that_many_of_the_last_have_failed(said: list[bool], failures: int, more: int) -> None:
+    of = failures + more
+    breaker, last = Breaker(failures, OPEN_MS, PROBE_MS, of=of), list[bool]()
+    for at_ms, is_failure in enumerate(said):
+        last = [*last, is_failure][-of:]
+        if is_failure:
+            breaker.failed(at_ms, at_ms)
+        else:
+            breaker.succeeded(at_ms)
+        if sum(last) >= failures:
+            assert breaker.state(at_ms) == "open"
+            return
+        assert breaker.state(at_ms) == "closed"
+
+
 steps = st.lists(st.tuples(st.sampled_from(["ask", "succeed", "fail"]), st.integers(0, 4_000)), max_size=80)
 
 
@@ -105,7 +146,9 @@ def test_while_it_is_not_closed_one_at_a_time_asks(said: list[tuple[str, int]]) 
         now_ms += after_ms
         state = breaker.state(now_ms)
         if what == "ask":
+            lets_in = breaker.lets_in(now_ms)
             if breaker.may_ask(now_ms):
+                assert lets_in
                 assert state != "open"
                 assert state == "closed" or all(now_ms - each >= PROBE_MS for each in asked)
                 if state == "half open":

@@ -1,7 +1,7 @@
 import uuid
 
 from deploy.cli.inspection import shown_state, worker_states
-from schemas.worker import WorkerState
+from schemas.worker import EngineFailing, WorkerState
 from streams.log.kafka import KafkaProducer
 from streams.log.port import TopicPartition
 from streams.log.watch import Offsets, lag_by_topic
@@ -22,6 +22,9 @@ def test_a_worker_whose_lease_has_passed_is_gone() -> None:
         worker_id="w", pool="default", model="m", engine="simulated", state="ready", beat_at_ms=1_000, lease_ms=4_000
     )
     assert [shown_state(worker, now_ms) for now_ms in (1_000, 4_999, 5_000)] == ["ready", "ready", "gone"]
+    failing = worker.model_copy(update={"failing": EngineFailing(until_ms=1_500, failed=11, attempts=20)})
+    shown = [shown_state(failing, now_ms) for now_ms in (1_000, 4_999, 5_000)]
+    assert shown == ["engine fails (11 of 20)", "engine fails (11 of 20)", "gone"]
 
 
 def test_the_last_heartbeat_of_each_worker_that_has_not_gone(kafka_settings: KafkaSettings) -> None:

@@ -285,6 +285,16 @@ def test_no_two_workers_compute_on_one_gpu(data: DataFolder) -> None:
         make_plan(data, KEYS, replace(options, gpus=("0", "1", "2")), random.Random(1))
 
 
+def test_a_worker_of_several_replicas_has_the_gpus_of_all(data: DataFolder) -> None:
+    sizes: dict[str, bool | int | float | str] = {
+        "tensor_parallel_size": 2, "pipeline_parallel_size": 1, "data_parallel_size": 2,
+    }  # fmt: skip
+    options = Options(engine="vllm", engine_args=sizes, workers=2, gpus=tuple("01234567"), free_ports=True)
+    plan = make_plan(data, KEYS, options, random.Random(1))
+    workers = [spec for spec in plan.processes if spec.stage is Stage.WORKERS]
+    assert [spec.environment["CUDA_VISIBLE_DEVICES"] for spec in workers] == ["0,1,2,3", "4,5,6,7"]
+
+
 @pytest.mark.parametrize(("engine", "gpus"), [("vllm", ()), ("simulated", ("0",))])
 def test_who_needs_no_gpu_is_given_none(data: DataFolder, engine: str, gpus: tuple[str, ...]) -> None:
     plan = make_plan(data, KEYS, Options(engine=engine, workers=2, gpus=gpus, free_ports=True), random.Random(1))

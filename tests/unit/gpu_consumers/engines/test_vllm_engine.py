@@ -12,7 +12,14 @@ from typing import Any
 
 import pytest
 
-from gpu_consumers.engines.port import Engine, EngineDelta, EngineDied, EngineRequest, EngineStats
+from gpu_consumers.engines.port import (
+    Engine,
+    EngineDelta,
+    EngineDied,
+    EngineMisconfigured,
+    EngineRequest,
+    EngineStats,
+)
 from gpu_consumers.engines.vllm_base import MAX_WHY_CHARS, _stat_logger, block_tokens
 from gpu_consumers.engines.vllm_engine import VllmEngine
 from gpu_consumers.engines.vllm_options import ONE_PROCESS_EXECUTOR, compute_threads, cpu_defaults, cpu_environment
@@ -20,6 +27,7 @@ from gpu_consumers.engines.vllm_sampling import sampling_arguments
 from schemas.request import RepetitionDetection, Sampling
 from schemas.structure import StructuredOutputs
 from streams.dialects.openai_parameters import NOT_OFFERED
+from tests.contract.engines import MODEL
 from tests.unit.gpu_consumers.engines.scripted_vllm import (
     DEADLINE_S,
     Llm,
@@ -348,3 +356,18 @@ def test_preemptions_of_all_replicas_are_counted_together() -> None:
             replica.record(idle, SimpleNamespace(num_preempted_reqs=own))
             told.append(engine.stats().preemptions)
     assert told == [0, 0, 3, 3, 3, 3, 5, 5]
+
+
+@imports_vllm
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [({"colour": 1}, "^colour: vLLM has no such argument$"), ({"quantization": "magic"}, "quantization method: magic")],
+)
+async def test_arguments_that_vllm_will_never_take_are_told_apart_from_a_start_that_failed(
+    arguments: dict[str, bool | int | float | str], why: str
+) -> None:
+    pytest.importorskip("vllm", reason="vLLM is not installed")
+    engine = VllmEngine(str(MODEL), arguments, max_running=1)
+    with pytest.raises(EngineMisconfigured, match=why):
+        await engine.start(lambda _deltas: None, lambda _death: None)
+    await engine.close()

@@ -7,7 +7,9 @@ import pytest
 from prometheus_client import Gauge
 
 from streams.gateway.errors import ApiError
+from streams.gateway.service import acceptance
 from streams.gateway.service.circuit import LARGE_BYTES, Circuit
+from streams.log.producer_thread import ProducerThread
 from streams.settings import GatewaySettings
 from tests.unit.streams.gateway.gateway_stack import Stack, gateway_settings, memory_log, serving
 from tests.unit.streams.gateway.http_clients import HELLO, client
@@ -41,6 +43,25 @@ async def test_where_nothing_is_admitted_who_comes_hears_it_at_once(redis_url: s
         assert is_open(stack) == 1
         await refused(http, **{"idempotency-key": "k"})
         assert len(stack.pipeline.requests()) == 4, "what a key stands for may be there already"
+
+
+async def test_where_the_log_takes_nothing_who_comes_hears_it_at_once(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def say_nothing(*_arguments: object, **_named: object) -> None:
+        await asyncio.get_running_loop().create_future()
+
+    monkeypatch.setattr(acceptance, "ACKNOWLEDGE_TIMEOUT_S", 0.02)
+    monkeypatch.setattr(ProducerThread, "send", say_nothing)
+    settings = gateway_settings(redis_url, "silentlog", circuit_failures=3, circuit_open_ms=OPEN_MS)
+    async with serving(settings, memory_log(settings)) as stack, client(stack) as http:
+        for number in range(3):
+            assert is_open(stack) == 0, number
+            await refused(http)
+        at_once = await refused(http)
+        assert int(at_once.headers["retry-after-ms"]) > OPEN_MS / 2
+        assert is_open(stack) == 1
+        monkeypatch.undo()
 
 
 async def test_one_that_is_admitted_lets_all_in(redis_url: str) -> None:

@@ -109,6 +109,7 @@ async def test_what_flows_is_told_and_nothing_that_was_said(stack: Stack) -> Non
             prompt_tokens=80,
             cached_tokens=60,
             queues={"standard": {"waiting": 4}},
+            failing={"until_ms": now_ms(), "failed": 11, "attempts": 20},
         )
         beat(stack, "worker-2")
         stack.log.append(stack.settings.topics.workers.name, b"no heartbeat", key="worker-3")
@@ -130,6 +131,7 @@ async def test_what_flows_is_told_and_nothing_that_was_said(stack: Stack) -> Non
     assert told["groups"] == [{"group": "admission", "topic": "requests", "lag": 2}]
     [worker] = told["workers"]
     assert (worker["worker_id"], worker["state"], worker["kv_blocks_used"]) == ("worker-1", "ready", 3)
+    assert worker["failing"] == "11 of 20"
     assert (worker["prompt_tokens"], worker["cached_tokens"]) == (80, 60)
     assert told["first_token"]["answers"] == 1
     assert 0 <= told["first_token"]["p50_ms"] == told["first_token"]["p99_ms"]

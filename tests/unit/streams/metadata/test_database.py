@@ -4,7 +4,7 @@ import asyncio
 import sqlite3
 import stat
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +12,14 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Connection, event, text
-from sqlalchemy.exc import ProgrammingError
+from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from streams.metadata import database as database_module
 from streams.metadata.database import Database
 from streams.metadata.engine import FILE_NAME, address_of, engine_of, shown_address
 from streams.metadata.schema import check_schema, migrate
 from streams.metadata.tables import METADATA
-from streams.metadata.unavailable import MetadataUnavailable
+from streams.metadata.unavailable import MetadataUnavailable, NotAsked, NotAsMigrated
 from streams.settings import MetadataSettings, SettingsError
 
 PATIENT = MetadataSettings(busy_timeout_ms=20_000, statement_timeout_ms=20_000)
@@ -189,6 +189,85 @@ async def test_no_more_transactions_wait_than_may(folder: Path, monkeypatch: pyt
         await database.read(wait)
     go.set()
     assert await asyncio.gather(*waiting) == [True, True]
+    await database.close()
+
+
+class Away:
+    """A database whose clock is ours, and which fails as the driver tells it while it `is_away`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.now_ms = 0
+        self.is_away = True
+        self.asked = 0
+        settings = PATIENT.model_copy(update={"circuit_failures": 3, "circuit_open_ms": 1_000})
+        self.database = Database(settings, folder, lambda: self.now_ms)
+
+    def work(self, _connection: Connection) -> str:
+        self.asked += 1
+        if self.is_away:
+            raise OperationalError("SELECT 1", {}, ConnectionError("server closed the connection"))
+        return "done"
+
+    async def fails(self) -> None:
+        with pytest.raises(MetadataUnavailable):
+            await self.database.read(self.work)
+
+
+@pytest.fixture
+async def away(folder: Path) -> AsyncIterator[Away]:
+    world = Away(folder)
+    yield world
+    await world.database.close()
+
+
+async def test_a_database_that_answers_nobody_is_asked_by_one_at_a_time(away: Away) -> None:
+    for _ in range(3):
+        assert not away.database.circuit_is_open
+        await away.fails()
+    assert away.database.circuit_is_open
+    for _ in range(100):
+        with pytest.raises(NotAsked):
+            await away.database.write(away.work)
+    assert away.asked == 3, "nobody waited for it"
+    away.now_ms += 1_250
+    await asyncio.gather(*(away.fails() for _ in range(100)))
+    assert away.asked == 4, "one tried"
+    away.is_away, away.now_ms = False, away.now_ms + 2_500
+    assert [await away.database.read(away.work) for _ in range(3)] == ["done"] * 3
+    assert not away.database.circuit_is_open
+
+
+async def test_a_database_that_answers_some_is_asked_by_all(away: Away) -> None:
+    def refuses(_connection: Connection) -> None:
+        raise ProgrammingError("SELECT 1", {}, _Undefined("42P01"))
+
+    for _ in range(5):
+        await away.fails()
+        await away.fails()
+        with pytest.raises(NotAsMigrated):
+            await away.database.read(refuses)
+    assert away.asked == 10
+    assert not away.database.circuit_is_open
+
+
+async def test_what_its_asker_waited_for_in_vain_keeps_no_place_in_front_of_others(folder: Path) -> None:
+    """Else who tries when it is back would wait behind all that was asked while it was away."""
+    settings = MetadataSettings(busy_timeout_ms=25, statement_timeout_ms=25, connections=1, circuit_failures=100)
+    go, done = threading.Event(), list[bool]()
+    database = Database(settings, folder)
+
+    def hang(_connection: Connection) -> None:
+        go.wait(60)
+
+    def write(_connection: Connection) -> None:
+        done.append(True)
+
+    asking = [database.read(hang), *(database.read(write) for _ in range(20))]
+    outcomes = await asyncio.gather(*asking, return_exceptions=True)
+    assert all(isinstance(outcome, MetadataUnavailable) for outcome in outcomes)
+    go.set()
+    database._timeout_s = 60
+    assert await database.read(lambda _connection: list(done)) == []
     await database.close()
 
 

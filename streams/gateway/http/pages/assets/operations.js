@@ -63,7 +63,7 @@ function show(now) {
     ["Worker", "State", "Running", "Waiting", "Tokens/s", "KV blocks", "Prompts cached"],
     now.workers.map(worker => [
       el("span", {title: `${worker.model} on ${worker.engine}`}, worker.worker_id),
-      el("span", {className: `state ${worker.state}`}, worker.state),
+      standing(worker),
       `${count(worker.running)} of ${count(worker.max_running)}`,
       count(worker.waiting),
       rate(worker.tokens_per_second),
@@ -106,6 +106,12 @@ function says(reason) {
   return {says: reason};
 }
 
+function standing(worker) {
+  if (worker.state !== "ready" || !worker.failing) return el("span", {className: `state ${worker.state}`}, worker.state);
+  const title = `${worker.failing} requests failed; it is tried with one at a time`;
+  return el("span", {className: "state failed", title}, "engine fails");
+}
+
 function blocks(worker) {
   if (!worker.kv_blocks_total) return "none";
   const shown = `${count(worker.kv_blocks_used)} / ${count(worker.kv_blocks_total)}`;
@@ -143,6 +149,7 @@ function figures(now) {
     ...now.pools
       .filter(each => each.level > 0)
       .map(each => [`brownout of ${each.pool}`, el("span", {className: "bad", title: each.why}, `level ${each.level}`)]),
+    ...gateway.open_circuits.map(each => [`asked by ${gateway.gateway_id}`, el("span", {className: "bad"}, `${each} is away`)]),
   ].map(([label, value]) => el("div", {className: "figure"}, el("b", {}, value), el("span", {}, label)));
 }
 
