@@ -14,7 +14,7 @@ import pytest
 import redis
 
 from deploy.local.kafka_broker import KafkaNode, format_command, run_command, write_properties
-from streams.provisioning import wait_for_broker
+from streams.provisioning import wait_for_brokers
 from streams.settings import KafkaSettings
 
 
@@ -83,7 +83,7 @@ def running(node: KafkaNode) -> Iterator[tuple[KafkaSettings, subprocess.Popen[b
     output = node.directory / "output.log"
     with server(run_command(node), output) as process:
         try:
-            wait_for_broker(settings, timeout_s=120)
+            wait_for_brokers(settings, timeout_s=120)
         except TimeoutError as error:
             raise RuntimeError(f"the broker did not start:\n{output.read_text()[-4_000:]}") from error
         yield settings, process
