@@ -147,7 +147,7 @@ def server_properties(node: KafkaNode) -> str:
         "group.initial.rebalance.delay.ms": 0,
         "group.min.session.timeout.ms": 1_000,
         # A killed node must wait out its own old session before it is let in again (9 s by default). Beside others it
-        # leads until then: so they take over before the sessions of consumers, 3 s, end as well.
+        # leads until then: so they take over well before the sessions of consumers end.
         "broker.session.timeout.ms": 3_000 if len(quorum) == 1 else 2_000,
         "broker.heartbeat.interval.ms": 500 if len(quorum) == 1 else 250,
         # A small box: few threads, small segments and indexes, retention looked at often enough to be seen.

@@ -32,6 +32,8 @@ EMBEDDINGS, SMALL = "embeddings", "small"
 """What may be added to the settings: each is a file beside `LOCAL_CONFIG`, with its pools and models."""
 BROKERS = (1, 3)
 """How many a local Kafka may have. Two would stand still as soon as one of them is away."""
+SESSION_ON_SEVERAL_MS = 6_000
+"""Of consumers: longer than others take to follow a broker that died, so that no group is balanced for that."""
 LAST_OF_ALL = 65_535
 """Of TCP's ports."""
 PROBE_TIMEOUT_S = 1.0
@@ -369,12 +371,14 @@ def _refuse_the_log_of_others(data: DataFolder, brokers: int) -> None:
 
 
 def _kafka_environment(settings: Settings, kafka: Sequence[KafkaNode]) -> dict[str, str]:
-    """Where ours is, and how many copies topics have there, unless the settings say so."""
+    """Where ours is, and unless the settings say so, how many copies topics have there and how long sessions are."""
     if not kafka:
         return {}
     replicas, min_insync = copies_among(len(kafka))
     asked = settings.kafka
+    patient = len(kafka) > 1 and "session_timeout_ms" not in asked.model_fields_set
     return {
+        **({"SLUICE_KAFKA__SESSION_TIMEOUT_MS": str(SESSION_ON_SEVERAL_MS)} if patient else {}),
         "SLUICE_KAFKA__BOOTSTRAP": bootstrap_of(kafka),
         "SLUICE_KAFKA__REPLICATION_FACTOR": str(asked.replication_factor or replicas),
         "SLUICE_KAFKA__MIN_INSYNC_REPLICAS": str(asked.min_insync_replicas or min_insync),

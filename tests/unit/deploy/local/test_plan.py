@@ -91,6 +91,8 @@ def test_three_brokers_are_one_cluster_whose_records_survive_any_one_of_them(dat
     assert names == ["kafka-1", "kafka-2", "kafka-3", "redis", "redis-history"]
     assert (plan.settings.kafka.replication_factor, plan.settings.kafka.min_insync_replicas) == (3, 2)
     nodes = [properties_of(node) for node in plan.kafka]
+    [dead_after_ms] = {int(node["broker.session.timeout.ms"]) for node in nodes}
+    assert 2 * dead_after_ms < plan.settings.kafka.session_timeout_ms, "members outlast it"
     assert [node["node.id"] for node in nodes] == ["1", "2", "3"]
     assert len({node["log.dirs"] for node in nodes}) == 3
     [quorum] = {node["controller.quorum.voters"] for node in nodes}
@@ -100,6 +102,14 @@ def test_three_brokers_are_one_cluster_whose_records_survive_any_one_of_them(dat
             assert node[f"{of}.replication.factor"] == "3", of
         for of in ("min.insync.replicas", "transaction.state.log.min.isr", "share.coordinator.state.topic.min.isr"):
             assert node[of] == "2", of
+
+
+def test_how_long_sessions_are_is_the_operators_to_say(data: DataFolder) -> None:
+    said = {"SLUICE_KAFKA__SESSION_TIMEOUT_MS": "4000"}
+    plan = make_plan(data, KEYS, Options(brokers=3, free_ports=True, environment=said), random.Random(1))
+    assert plan.settings.kafka.session_timeout_ms == 4_000
+    alone = make_plan(data, KEYS, Options(free_ports=True), random.Random(1))
+    assert alone.settings.kafka.session_timeout_ms == 3_000
 
 
 def test_one_broker_keeps_one_copy(data: DataFolder) -> None:
