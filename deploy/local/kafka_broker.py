@@ -150,6 +150,8 @@ def server_properties(node: KafkaNode) -> str:
         # leads until then: so they take over well before the sessions of consumers end.
         "broker.session.timeout.ms": 3_000 if len(quorum) == 1 else 2_000,
         "broker.heartbeat.interval.ms": 500 if len(quorum) == 1 else 250,
+        # How soon another controller takes over: where the one that died was it, that comes first.
+        "controller.quorum.fetch.timeout.ms": 2_000 if len(quorum) == 1 else 1_000,
         # A small box: few threads, small segments and indexes, retention looked at often enough to be seen.
         "num.network.threads": 1,
         "num.io.threads": 2,
