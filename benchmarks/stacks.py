@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -17,15 +18,29 @@ from typing import Any, Self
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from deploy.install.kafka_jars import kafka_libs
 from deploy.local import guardian
+from deploy.local.data_folder import DataFolder
+from deploy.local.kafka_broker import (
+    KafkaNode,
+    bootstrap_of,
+    cluster,
+    copies_among,
+    format_command,
+    run_command,
+    write_properties,
+)
 from deploy.local.plan import Options
-from deploy.local.runner import Stack
+from deploy.local.ports import free_ports as local_ports
+from deploy.local.runner import FORMAT_TIMEOUT_S, Stack
 from deploy.local.supervisor import Guardian
 from deploy.tenants_file import write_tenants
 from streams.directory import Limits
 from streams.log.kafka import KafkaConsumer
 from streams.log.port import LogRecord
 from streams.log.reading import kept_offsets, read_offsets
+from streams.provisioning import wait_for_brokers
+from streams.settings import KafkaSettings
 from streams.toml_directory import read_tenants
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -49,6 +64,29 @@ def running_stack(options: Options) -> Iterator[Stack]:
         raise_limits(stack)
         stack.wait_ready(READY_TIMEOUT_S)
         yield stack
+
+
+@contextlib.contextmanager
+def running_brokers(brokers: int) -> Iterator[KafkaSettings]:
+    """Kafka alone, as a local stack has it with so many brokers; their folders are deleted afterwards."""
+    with contextlib.ExitStack() as held:
+        folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="sluice-bench-kafka-")))
+        ports = local_ports(random.Random())
+        nodes = cluster([
+            KafkaNode(path, kafka_libs(Path(sys.prefix)), next(ports), next(ports))
+            for path in DataFolder(folder).kafka(brokers)
+        ])  # fmt: skip
+        for node in nodes:
+            write_properties(node)
+            subprocess.run(format_command(node), check=True, timeout=FORMAT_TIMEOUT_S, capture_output=True)  # noqa: S603
+            quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+            held.enter_context(process_group(run_command(node), os.environ, **quiet))
+        copies, min_insync = copies_among(brokers)
+        settings = KafkaSettings(
+            bootstrap=bootstrap_of(nodes), replication_factor=copies, min_insync_replicas=min_insync
+        )
+        wait_for_brokers(settings, READY_TIMEOUT_S, brokers)
+        yield settings
 
 
 def stack_pids(stack: Stack) -> dict[str, int]:

@@ -10,7 +10,7 @@ from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, Config
 from confluent_kafka.admin._resource import ResourceType
 from confluent_kafka.cimpl import NewTopic
 
-from streams.log.kafka import client_config, log_error
+from streams.log.kafka import client_config, log_error, settled
 from streams.log.port import LogError
 from streams.settings import KafkaSettings, SettingsError
 from streams.topics import Topic
@@ -88,9 +88,13 @@ def topic_config(topic: Topic, wanted: Copies) -> dict[str, str]:
     return {**topic.config, "min.insync.replicas": str(wanted.min_insync)}
 
 
-def wait_for_broker(settings: KafkaSettings, timeout_s: float) -> None:
-    """Returns once a broker answers. Raises TimeoutError, with what was wrong last, such as a password."""
+def wait_for_brokers(settings: KafkaSettings, timeout_s: float, wanted: int = 1) -> None:
+    """Returns once a broker answers and knows of so many: fewer would take no topic of as many copies.
+
+    Raises TimeoutError, with what was wrong last, such as a password.
+    """
     heard = ""
+    known = 0
 
     def hear(error: KafkaError) -> None:
         nonlocal heard
@@ -101,14 +105,16 @@ def wait_for_broker(settings: KafkaSettings, timeout_s: float) -> None:
     deadline_s = time.monotonic() + timeout_s
     while True:
         try:
-            if admin.list_topics(timeout=1).brokers:
+            known = len(admin.list_topics(timeout=1).brokers)
+            if known >= wanted:
                 return
         except KafkaException as error:
             if not log_error(error.args[0], "list topics").retriable:
                 raise log_error(error.args[0], "list topics") from None
         admin.poll(0)  # what hears of errors
         if time.monotonic() >= deadline_s:
-            raise TimeoutError(f"no broker answered at {settings.bootstrap} within {timeout_s:g} s{heard}")
+            who = f"{known} of {wanted} brokers" if known else "no broker"
+            raise TimeoutError(f"{who} answered at {settings.bootstrap} within {timeout_s:g} s{heard}")
         time.sleep(_RETRY_S)
 
 
@@ -179,6 +185,11 @@ def _bound(admin: AdminClient, topics: Sequence[Topic], found: dict[str, TopicSt
 
 
 def _describe(admin: AdminClient, wanted: dict[str, Topic]) -> dict[str, TopicState]:
+    # Whom it asks is any broker: there is no leader to find.
+    return settled(lambda _may_take_s: _described(admin, wanted), lambda: None)
+
+
+def _described(admin: AdminClient, wanted: dict[str, Topic]) -> dict[str, TopicState]:
     try:
         metadata = admin.list_topics(timeout=_CALL_TIMEOUT_S).topics
         existing = [name for name in wanted if name in metadata]
@@ -189,7 +200,11 @@ def _describe(admin: AdminClient, wanted: dict[str, Topic]) -> dict[str, TopicSt
             for resource, future in futures.items()
         }
     except KafkaException as error:
-        raise log_error(error.args[0], "describe topics") from None
+        failure = log_error(error.args[0], "describe topics")
+        if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            # One broker has named it, and the one that was asked about it has not heard of it yet.
+            failure = LogError(str(failure), retriable=True)
+        raise failure from None
     return {
         name: TopicState(
             len(metadata[name].partitions),

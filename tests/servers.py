@@ -13,8 +13,16 @@ from pathlib import Path
 import pytest
 import redis
 
-from deploy.local.kafka_broker import KafkaNode, format_command, run_command, write_properties
-from streams.provisioning import wait_for_broker
+from deploy.local.kafka_broker import (
+    KafkaNode,
+    bootstrap_of,
+    cluster,
+    copies_among,
+    format_command,
+    run_command,
+    write_properties,
+)
+from streams.provisioning import wait_for_brokers
 from streams.settings import KafkaSettings
 
 
@@ -70,10 +78,37 @@ def redis_server(directory: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]
 def new_kafka_node(directory: Path, libs: Path) -> KafkaNode:
     """A formatted node on free ports, not running yet."""
     port, controller_port = free_ports(2)
-    node = KafkaNode(directory, libs, port, controller_port, heap_mb=256)
+    return _formatted(KafkaNode(directory, libs, port, controller_port, heap_mb=256))
+
+
+def _formatted(node: KafkaNode) -> KafkaNode:
     write_properties(node)
     subprocess.run(format_command(node), check=True, timeout=60, capture_output=True)
     return node
+
+
+def new_kafka_cluster(directory: Path, libs: Path, brokers: int) -> list[KafkaNode]:
+    """Formatted nodes of one cluster on free ports, not running yet."""
+    ports = free_ports(2 * brokers)
+    nodes = [
+        KafkaNode(directory / f"kafka-{number}", libs, ports[2 * number], ports[2 * number + 1])
+        for number in range(brokers)
+    ]
+    return [_formatted(node) for node in cluster(nodes)]
+
+
+@contextmanager
+def running_cluster(nodes: Sequence[KafkaNode]) -> Iterator[tuple[KafkaSettings, list[subprocess.Popen[bytes]]]]:
+    """Runs them until each knows of all, and kills them at the end. Topics have as many copies as there are nodes."""
+    copies, min_insync = copies_among(len(nodes))
+    settings = KafkaSettings(
+        bootstrap=bootstrap_of(nodes), session_timeout_ms=1_000, replication_factor=copies,
+        min_insync_replicas=min_insync,
+    )  # fmt: skip
+    with ExitStack() as held:
+        processes = [held.enter_context(server(run_command(node), node.directory / "output.log")) for node in nodes]
+        wait_for_brokers(settings, 120, len(nodes))
+        yield settings, processes
 
 
 @contextmanager
@@ -83,7 +118,7 @@ def running(node: KafkaNode) -> Iterator[tuple[KafkaSettings, subprocess.Popen[b
     output = node.directory / "output.log"
     with server(run_command(node), output) as process:
         try:
-            wait_for_broker(settings, timeout_s=120)
+            wait_for_brokers(settings, timeout_s=120)
         except TimeoutError as error:
             raise RuntimeError(f"the broker did not start:\n{output.read_text()[-4_000:]}") from error
         yield settings, process

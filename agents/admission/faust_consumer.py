@@ -5,10 +5,13 @@ billed. And it guesses why an offset is missing: a hole (a marker, what was abor
 it takes for a hole may be an event that it dropped itself while its flow was stopped, which it would commit past;
 behind offset 0 it waits for a hole for ever; and it makes a list as long as the hole. Here every offset that was
 fetched is noted, so it is known what stands behind the commit.
+
+And a commit that was refused, because its group is balanced anew, it takes for made. Where it is the first of its
+partition nothing corrects that: what is read again, and done, is not committed any more.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from typing import Any, ClassVar
 
 from faust.transport.drivers import aiokafka
@@ -36,6 +39,13 @@ class Fetched:
         return position
 
 
+def forget_refused(committed: MutableMapping[TP, int | None], refused: Mapping[TP, int]) -> None:
+    """Nothing is known of these commits. What was committed since is known still."""
+    for partition, offset in refused.items():
+        if committed.get(partition) == offset:
+            del committed[partition]
+
+
 class _CommittedReads(aiokafka.AIOKafkaConsumerThread):  # type: ignore[misc]
     def _create_worker_consumer(self, transport: Any) -> Any:
         consumer = super()._create_worker_consumer(transport)
@@ -43,7 +53,9 @@ class _CommittedReads(aiokafka.AIOKafkaConsumerThread):  # type: ignore[misc]
         return consumer
 
 
-class _Consumer(aiokafka.Consumer):  # type: ignore[misc]
+class CommittedConsumer(aiokafka.Consumer):  # type: ignore[misc]
+    """Faust's, with an account of its own of what it has fetched and committed."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self._fetched: defaultdict[TP, Fetched] = defaultdict(Fetched)
@@ -65,6 +77,12 @@ class _Consumer(aiokafka.Consumer):  # type: ignore[misc]
             self._acked_index[tp] = set(self._acked[tp])
         return position
 
+    async def _commit_offsets(self, offsets: Mapping[TP, int], start_new_transaction: bool = True) -> bool:
+        did_commit = bool(await super()._commit_offsets(offsets, start_new_transaction))
+        if not did_commit:
+            forget_refused(self._committed_offset, offsets)
+        return did_commit
+
     async def _add_gap(self, tp: TP, offset_from: int, offset_to: int) -> None:
         """Holes need no account."""
 
@@ -75,4 +93,4 @@ class _Consumer(aiokafka.Consumer):  # type: ignore[misc]
 
 
 class CommittedTransport(aiokafka.Transport):  # type: ignore[misc]
-    Consumer: ClassVar[type[_Consumer]] = _Consumer
+    Consumer: ClassVar[type[CommittedConsumer]] = CommittedConsumer

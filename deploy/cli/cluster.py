@@ -14,7 +14,7 @@ from streams.acl import apply_acls
 from streams.keyring import Purpose
 from streams.metadata.engine import shown_address
 from streams.metadata.schema import migrate
-from streams.provisioning import DriftError, provision, wait_for_broker
+from streams.provisioning import DriftError, provision, wait_for_brokers
 from streams.settings import Settings, SettingsError, load_settings
 from streams.toml_directory import read_tenants
 
@@ -49,7 +49,7 @@ def provision_cluster(
         for acl in wanted:
             print(acl)
         return
-    wait_for_broker(settings.kafka, BROKER_TIMEOUT_S)
+    wait_for_brokers(settings.kafka, BROKER_TIMEOUT_S)
     try:
         report = provision(settings.kafka, settings.topics.all(tenants))
         err.print(f"topics: {len(report.created)} created, {len(report.present)} present")

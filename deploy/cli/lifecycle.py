@@ -34,6 +34,9 @@ def up(
     workers: Annotated[int | None, typer.Option(min=0, max=64, help="Worker processes of each pool.")] = None,
     admission: Annotated[int, typer.Option(min=1, max=16, help="Admission processes.")] = 1,
     gateways: Annotated[int, typer.Option(min=1, max=16, help="Gateway processes, on ports of their own.")] = 1,
+    brokers: Annotated[
+        int, typer.Option(help="Of Kafka: 1, or 3 of which any one may die, and which take twice the memory.")
+    ] = 1,
     embeddings: Annotated[
         bool, typer.Option("--embeddings", help="With a model that embeds, and a worker of its own.")
     ] = False,
@@ -57,7 +60,7 @@ def up(
         return
     options = Options(
         engine=None if engine is None else ENGINES[engine], workers=workers, admission=admission, gateways=gateways,
-        added=(*[EMBEDDINGS] * embeddings, *[SMALL] * small), free_ports=free_ports,
+        brokers=brokers, added=(*[EMBEDDINGS] * embeddings, *[SMALL] * small), free_ports=free_ports,
     )  # fmt: skip
     progress = Progress()
     interrupted = threading.Event()

@@ -97,9 +97,11 @@ class DataFolder:
     def logs(self) -> Path:
         return self.path / "logs"
 
-    @property
-    def kafka(self) -> Path:
-        return self.path / "kafka"
+    def kafka(self, brokers: int) -> tuple[Path, ...]:
+        """A folder for each of so many brokers. What one broker alone wrote, no cluster of several reads."""
+        if brokers == 1:
+            return (self.path / "kafka",)
+        return tuple(self.path / f"kafka-{number}" for number in range(1, brokers + 1))
 
     @property
     def redis(self) -> Path:

@@ -1,12 +1,13 @@
 """What a local stack consists of: its settings, its ports, and the command of every process. Starts nothing."""
 
 import http.client
+import itertools
 import json
 import os
 import random
 import sys
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from pathlib import Path
@@ -19,7 +20,7 @@ from pydantic import BaseModel
 from deploy.install.kafka_jars import kafka_libs
 from deploy.local.data_folder import DataFolder, Keys
 from deploy.local.gpus import TooFewGpus, shared_out, visible_gpus
-from deploy.local.kafka_broker import KafkaNode, run_command
+from deploy.local.kafka_broker import KafkaNode, bootstrap_of, cluster, copies_among, is_formatted, run_command
 from deploy.local.ports import free_ports, is_free, owner
 from deploy.paths import ROOT
 from streams.directory import Model, Pool
@@ -29,6 +30,10 @@ from streams.settings import CONFIG_VARIABLE, LOOPBACK, Settings, load_settings,
 LOCAL_CONFIG = Path(__file__).parent / "local.toml"
 EMBEDDINGS, SMALL = "embeddings", "small"
 """What may be added to the settings: each is a file beside `LOCAL_CONFIG`, with its pools and models."""
+BROKERS = (1, 3)
+"""How many a local Kafka may have. Two would stand still as soon as one of them is away."""
+SESSION_ON_SEVERAL_MS = 6_000
+"""Of consumers: longer than others take to follow a broker that died, so that no group is balanced for that."""
 LAST_OF_ALL = 65_535
 """Of TCP's ports."""
 PROBE_TIMEOUT_S = 1.0
@@ -82,7 +87,7 @@ class Options:
 
     `gpus` None: those that this machine shows. `engine_args` replace the pools' own where `engine` replaces the pools'
     engine, but for pools that embed. `free_ports` False: those of the settings. `added`: names of files with more
-    pools and models, such as `EMBEDDINGS`.
+    pools and models, such as `EMBEDDINGS`. `brokers`: one of `BROKERS`, of a Kafka of ours.
     """
 
     engine: str | None = None
@@ -91,6 +96,7 @@ class Options:
     max_running: int | None = None
     admission: int = 1
     gateways: int = 1
+    brokers: int = 1
     added: tuple[str, ...] = ()
     free_ports: bool = False
     gpus: tuple[str, ...] | None = None
@@ -99,12 +105,14 @@ class Options:
 
 @dataclass(frozen=True)
 class Plan:
-    """`environment`: the SLUICE_* settings of every process, complete, with secrets; `kafka` None: not ours."""
+    """`environment`: the SLUICE_* settings of every process, complete, with secrets; `kafka`: its brokers, none
+    where it is not ours.
+    """
 
     settings: Settings
     environment: Mapping[str, str]
     processes: tuple[ProcessSpec, ...]
-    kafka: KafkaNode | None
+    kafka: tuple[KafkaNode, ...]
     engine: str
     gateway_urls: tuple[str, ...]
     clickhouse_url: str
@@ -254,7 +262,7 @@ def tenants_file_of(data: DataFolder, more: Mapping[str, str] = MappingProxyType
 
 
 def make_plan(data: DataFolder, keys: Keys, options: Options, rng: random.Random) -> Plan:
-    """Raises PlanError (a port is taken), SettingsError."""
+    """Raises PlanError (a port is taken, the folder holds what other brokers wrote), SettingsError."""
     environment = {
         **_from_outside(data),
         **options.environment,
@@ -269,9 +277,8 @@ def make_plan(data: DataFolder, keys: Keys, options: Options, rng: random.Random
     environment |= _catalogue(settings, options)
 
     ports = _Ports(rng, free=options.free_ports)
-    kafka = _kafka_node(data, settings, ports)
-    if kafka is not None:
-        environment["SLUICE_KAFKA__BOOTSTRAP"] = kafka.bootstrap
+    kafka = _kafka_nodes(data, settings, options.brokers, ports)
+    environment |= _kafka_environment(settings, kafka)
     redis_port = _redis_port(settings, ports)
     if redis_port is not None:
         environment["SLUICE_REDIS__URL"] = _on_port(settings.redis.url, redis_port)
@@ -307,18 +314,17 @@ def make_plan(data: DataFolder, keys: Keys, options: Options, rng: random.Random
 
 
 def _infrastructure(
-    data: DataFolder, settings: Settings, kafka: KafkaNode | None, redis_port: int | None, history_port: int | None
+    data: DataFolder, settings: Settings, kafka: Sequence[KafkaNode], redis_port: int | None, history_port: int | None
 ) -> list[ProcessSpec]:
     """What is not somebody else's."""
-    specs: list[ProcessSpec] = []
-    if kafka is not None:
-        probe = tcp_probe(kafka.host, kafka.port)
-        # On a machine that has much else to do it takes over a minute, and would take as long each time.
-        kafka_spec = ProcessSpec(
-            "kafka", Stage.INFRASTRUCTURE, tuple(run_command(kafka)), probe,
+    # On a machine that has much else to do a broker takes over a minute, and would take as long each time.
+    specs = [
+        ProcessSpec(
+            node.directory.name, Stage.INFRASTRUCTURE, tuple(run_command(node)), tcp_probe(node.host, node.port),
             start_timeout_s=INFRASTRUCTURE_TIMEOUT_S, stop_timeout_s=20,
-        )  # fmt: skip
-        specs.append(kafka_spec)
+        )
+        for node in kafka
+    ]  # fmt: skip
     if redis_port is not None:
         command = redis_command(data.redis, redis_port)
         specs.append(ProcessSpec("redis", Stage.INFRASTRUCTURE, command, redis_probe(settings.redis.url)))
@@ -329,16 +335,54 @@ def _infrastructure(
     return specs
 
 
-def _kafka_node(data: DataFolder, settings: Settings, ports: _Ports) -> KafkaNode | None:
+def _kafka_nodes(data: DataFolder, settings: Settings, brokers: int, ports: _Ports) -> tuple[KafkaNode, ...]:
     """None: somebody else's. So is one on loopback that asks for more than ours does."""
-    host, _, port = settings.kafka.bootstrap.rpartition(":")
+    host, _, first = settings.kafka.bootstrap.rpartition(":")
     if host not in LOOPBACK or settings.kafka.security_protocol != "PLAINTEXT":
-        return None
-    variable = "SLUICE_KAFKA__BOOTSTRAP"
-    broker = ports.fixed(int(port), "kafka", variable)
-    return KafkaNode(
-        data.kafka, kafka_libs(Path(sys.prefix)), broker, ports.fixed(int(port) + 1, "kafka's controller", variable)
-    )
+        if brokers > 1:
+            raise PlanError(f"--brokers {brokers}: Kafka is not started here, it is at {settings.kafka.bootstrap}")
+        return ()
+    if brokers not in BROKERS:
+        raise PlanError(f"--brokers {brokers}: it is one of {', '.join(map(str, BROKERS))}")
+    _refuse_the_log_of_others(data, brokers)
+    variable, libs = "SLUICE_KAFKA__BOOTSTRAP", kafka_libs(Path(sys.prefix))
+    return cluster([
+        KafkaNode(
+            folder, libs, ports.fixed(port, folder.name, variable),
+            ports.fixed(port and port + 1, f"{folder.name}'s controller", variable),
+        )
+        for folder, port in zip(data.kafka(brokers), _pairs(int(first)), strict=False)
+    ])  # fmt: skip
+
+
+def _pairs(first: int) -> Iterator[int]:
+    """The ports of brokers, each followed by its controller's; 0 is any."""
+    return itertools.count(first, 2) if first else itertools.repeat(0)
+
+
+def _refuse_the_log_of_others(data: DataFolder, brokers: int) -> None:
+    """What was accepted stands in a log; begun anew beside it, it would be lost without a word. Raises PlanError."""
+    for others in BROKERS:
+        if others != brokers and any(map(is_formatted, data.kafka(others))):
+            raise PlanError(
+                f"{data.path} holds the log of {others} broker{'s' * (others > 1)}; start it with --brokers {others}, "
+                "or name another folder with --data"
+            )
+
+
+def _kafka_environment(settings: Settings, kafka: Sequence[KafkaNode]) -> dict[str, str]:
+    """Where ours is, and unless the settings say so, how many copies topics have there and how long sessions are."""
+    if not kafka:
+        return {}
+    replicas, min_insync = copies_among(len(kafka))
+    asked = settings.kafka
+    patient = len(kafka) > 1 and "session_timeout_ms" not in asked.model_fields_set
+    return {
+        **({"SLUICE_KAFKA__SESSION_TIMEOUT_MS": str(SESSION_ON_SEVERAL_MS)} if patient else {}),
+        "SLUICE_KAFKA__BOOTSTRAP": bootstrap_of(kafka),
+        "SLUICE_KAFKA__REPLICATION_FACTOR": str(asked.replication_factor or replicas),
+        "SLUICE_KAFKA__MIN_INSYNC_REPLICAS": str(asked.min_insync_replicas or min_insync),
+    }
 
 
 def _redis_port(settings: Settings, ports: _Ports) -> int | None:

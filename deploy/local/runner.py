@@ -19,13 +19,13 @@ from deploy.local import guardian
 from deploy.local.data_folder import DataFolder, DataFolderError, Keys, ProcessRecord, RunRecord
 from deploy.local.first_run import provision_keys
 from deploy.local.folders import make_empty
-from deploy.local.kafka_broker import format_command, is_formatted, write_properties
+from deploy.local.kafka_broker import KafkaNode, format_command, is_formatted, write_properties
 from deploy.local.notifier import OnChange
 from deploy.local.plan import INFRASTRUCTURE_TIMEOUT_S, Options, Plan, make_plan, tenants_file_of
 from deploy.local.supervision import RestartPolicy
 from deploy.local.supervisor import Supervisor, SupervisorError, stop_timeout_s
 from streams.metadata.schema import migrate
-from streams.provisioning import provision, wait_for_broker
+from streams.provisioning import provision, wait_for_brokers
 from streams.toml_directory import read_tenants
 
 FORMAT_TIMEOUT_S = 60.0
@@ -146,7 +146,7 @@ class Stack:
         )
         supervisor.start(infrastructure=True)
         supervisor.wait_ready(INFRASTRUCTURE_TIMEOUT_S, supervisor.infrastructure(), self._raise_if_interrupted)
-        self._wait_for_broker(plan)
+        self._wait_for_brokers(plan)
         began_s = time.monotonic()
         migrate(plan.settings.metadata, plan.settings.data_dir)
         tenants = [tenant.tenant_id for tenant in read_tenants(plan.settings.tenants_file)]
@@ -160,12 +160,12 @@ class Stack:
         if self._interrupted.is_set():
             raise StartInterrupted
 
-    def _wait_for_broker(self, plan: Plan) -> None:
+    def _wait_for_brokers(self, plan: Plan) -> None:
         deadline_s = time.monotonic() + INFRASTRUCTURE_TIMEOUT_S
         while True:
             self._raise_if_interrupted()
             try:
-                return wait_for_broker(plan.settings.kafka, BROKER_LOOK_S)
+                return wait_for_brokers(plan.settings.kafka, BROKER_LOOK_S, max(1, len(plan.kafka)))
             except TimeoutError:
                 if time.monotonic() > deadline_s:
                     raise
@@ -183,17 +183,19 @@ class Stack:
 
     def _prepare_infrastructure(self, plan: Plan) -> None:
         self.data.redis.mkdir(parents=True, exist_ok=True)
-        if plan.kafka is None:
-            return
-        if not has_jars(plan.kafka.libs):
+        for node in plan.kafka:
+            self._prepare_broker(node)
+
+    def _prepare_broker(self, node: KafkaNode) -> None:
+        if not has_jars(node.libs):
             raise SupervisorError("Kafka's jars are missing; fetch them with: python -m deploy.install.kafka_jars")
-        write_properties(plan.kafka)
-        if is_formatted(plan.kafka):
+        write_properties(node)
+        if is_formatted(node.directory):
             return
-        self._say("formatting Kafka's storage")
+        self._say(f"formatting the storage of {node.directory.name}")
         try:
             done = subprocess.run(  # noqa: S603
-                format_command(plan.kafka), capture_output=True, text=True, timeout=FORMAT_TIMEOUT_S, check=False
+                format_command(node), capture_output=True, text=True, timeout=FORMAT_TIMEOUT_S, check=False
             )
         except FileNotFoundError:
             raise SupervisorError("Java is missing; install it with: python3 -m deploy.install.bootstrap") from None

@@ -50,6 +50,8 @@ class Asking:
         self._headers = {"Authorization": f"Bearer {api_key}"}
         self._body = body
         self.answer = answer
+        self._told_why = False
+        """That nothing more comes over this connection was said in answer to what was asked."""
 
     def follow(self) -> Answer:
         """To its end, or until it is refused, or for `PATIENCE_S`: then it has neither."""
@@ -59,6 +61,7 @@ class Asking:
         in_vain = 0
         while not answer.code and not answer.refused and time.monotonic() < deadline_s:
             was_sent, known = True, answer.last
+            self._told_why = False
             try:
                 left = self._once(next(self._urls))
             except (httpx.ConnectError, ConnectionRefusedError):
@@ -68,6 +71,7 @@ class Asking:
             if answer.code or answer.refused:
                 break
             answer.left.append(left)
+            answer.cut += not self._told_why
             if was_sent and not answer.response_id and not answer.key:
                 # It may have been accepted or not; asked again it would be another request.
                 answer.refused = f"unknown: {left}"
@@ -82,6 +86,7 @@ class Asking:
 
     def _turned_away(self, code: str, *, again: bool, advised_ms: int | None) -> str:
         """It may come again to a response that it knows, and with its key."""
+        self._told_why = True
         if again and (self.answer.response_id or self.answer.key):
             _pause(advised_ms)
         else:
@@ -98,6 +103,7 @@ class OverWebSocket(Asking):
                 proxy=None, close_timeout=1,
             )  # fmt: skip
         except InvalidStatus as error:
+            self._told_why = True
             _pause()
             return f"status {error.response.status_code}"
         with socket:

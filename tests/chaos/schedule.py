@@ -15,6 +15,8 @@ class Kind(StrEnum):
     """SIGTERM: it is to leave in order."""
     FREEZE = "freeze"
     """SIGSTOP for longer than any lease or session of its, then SIGCONT."""
+    MOVE = "move"
+    """Nobody dies: groups are handed to other brokers, of which there must be several."""
 
 
 @dataclass(frozen=True)

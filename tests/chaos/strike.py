@@ -8,6 +8,7 @@ import redis
 
 from deploy.local.runner import Stack
 from deploy.local.supervision import State
+from tests.chaos.brokers import move_coordinators
 from tests.chaos.clients import now_ms
 from tests.chaos.schedule import LEASE_S, Fault, Kind
 from tests.chaos.traffic import Traffic
@@ -53,6 +54,8 @@ def strike(stack: Stack, traffic: Traffic, fault: Fault) -> Struck:
                 stack.kill(name, signal.SIGTERM)
         case Kind.FREEZE:
             _freeze(stack, fault)
+        case Kind.MOVE:
+            move_coordinators(stack)
     blow_ms, blow_s = now_ms(), time.monotonic()
     until_ready(stack)
     ready_s = time.monotonic() - blow_s

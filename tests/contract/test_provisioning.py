@@ -10,7 +10,7 @@ from confluent_kafka.admin._config import ConfigResource
 from confluent_kafka.admin._resource import ResourceType
 
 from streams.log.kafka import KafkaConsumer
-from streams.provisioning import Copies, DriftError, TopicState, copies, differences, provision, wait_for_broker
+from streams.provisioning import Copies, DriftError, TopicState, copies, differences, provision, wait_for_brokers
 from streams.settings import KafkaSettings, SettingsError
 from streams.topics import Topic, Topics
 from tests.servers import free_ports
@@ -105,4 +105,4 @@ def test_a_cluster_gets_no_single_copies_in_silence() -> None:
 def test_waiting_for_a_broker_ends_at_its_deadline() -> None:
     [port] = free_ports(1)
     with pytest.raises(TimeoutError, match=str(port)):
-        wait_for_broker(KafkaSettings(bootstrap=f"127.0.0.1:{port}"), timeout_s=0.2)
+        wait_for_brokers(KafkaSettings(bootstrap=f"127.0.0.1:{port}"), timeout_s=0.2)

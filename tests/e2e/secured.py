@@ -26,7 +26,7 @@ from deploy.tenants_file import create_api_key, create_producer_key, create_tena
 from streams.access import principal, producer_prefix, producer_role_name, roles
 from streams.directory import Tenant
 from streams.log.kafka import client_config
-from streams.provisioning import wait_for_broker
+from streams.provisioning import wait_for_brokers
 from streams.settings import KafkaSettings, Settings
 from tests.certificates import Authority
 from tests.e2e.stacks import AMPLE, ENGINE
@@ -192,7 +192,7 @@ class SecuredStack:
             stack.enter_context(server(self._redis_command(), self.folder / "redis.log"))
             admin = self.kafka(ADMIN)
             try:
-                wait_for_broker(admin, START_TIMEOUT_S)
+                wait_for_brokers(admin, START_TIMEOUT_S)
             except TimeoutError as error:
                 raise RuntimeError((self.folder / "kafka.log").read_text()[-4_000:]) from error
             self._make_scram_users(admin)

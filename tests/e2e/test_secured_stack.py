@@ -26,7 +26,7 @@ from schemas.request import LANES
 from streams.directory import Role
 from streams.log.kafka import KafkaConsumer, client_config
 from streams.log.port import LogError, TopicPartition
-from streams.provisioning import wait_for_broker
+from streams.provisioning import wait_for_brokers
 from tests.e2e.secured import PROCESSES, REGION, ROOT, SecuredStack
 from tests.e2e.stacks import LONG, TIMEOUT_S, body, is_scripted, user
 from tests.e2e.test_batches import begun, counts, ended, line, told
@@ -238,7 +238,7 @@ def test_provisioning_again_changes_nothing(secured: SecuredStack) -> None:
 
 def test_an_operator_with_a_wrong_password_is_told_so(secured: SecuredStack) -> None:
     with pytest.raises(TimeoutError, match=r"(?i)authentication"):
-        wait_for_broker(secured.kafka(ADMIN, sasl_password="another password"), timeout_s=5)
+        wait_for_brokers(secured.kafka(ADMIN, sasl_password="another password"), timeout_s=5)
 
 
 @pytest.mark.parametrize("tenant", ["north", "removed-long-ago"])

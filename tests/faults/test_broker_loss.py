@@ -1,5 +1,6 @@
-"""A broker is killed and comes back: what its clients may rely on."""
+"""A broker is killed, the only one or one of three: what its clients may rely on."""
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from streams.log.kafka import KafkaConsumer, KafkaProducer
 from streams.log.port import LogError, LogRecord, TopicPartition
 from streams.provisioning import provision
 from streams.topics import HOUR_MS, Topic
-from tests.servers import new_kafka_node, running, until
+from tests.servers import new_kafka_cluster, new_kafka_node, running, running_cluster, until
 
 pytestmark = pytest.mark.long
 
@@ -60,3 +61,30 @@ def test_nothing_acknowledged_is_lost_and_clients_go_on_by_themselves(tmp_path: 
         assert successor.committed([PLACE])[PLACE].offset == 5
         assert successor.watermarks(PLACE) == (0, 5)
         successor.close()
+
+
+def test_who_has_asked_a_broker_that_is_gone_asks_who_leads_now(tmp_path: Path, kafka_libs: Path) -> None:
+    """A reader that only looks up where partitions begin and end reads nothing that would tell it of a new leader."""
+    with running_cluster(new_kafka_cluster(tmp_path, kafka_libs, 3)) as (settings, processes):
+        provision(settings, [Topic("t", "key", dict, 3, HOUR_MS)])
+        producer = KafkaProducer(settings, "producer")
+        reader = KafkaConsumer(settings, None, "reader")
+        places = [TopicPartition("t", number) for number in range(3)]
+        for place in places:
+            producer.produce("t", b"before", partition=place.partition)
+        assert producer.flush(60) == 0
+        assert [reader.watermarks(place) for place in places] == [(0, 1)] * 3
+        processes[0].kill()
+        processes[0].wait(timeout=60)
+        for place in places:
+            producer.produce("t", b"after", partition=place.partition)
+        assert producer.flush(60) == 0
+
+        def looked_up() -> bool:
+            with suppress(LogError):  # as long as nobody leads in its place
+                return [reader.watermarks(place) for place in places] == [(0, 2)] * 3
+            return False
+
+        until(looked_up, "another broker says where partitions end")
+        assert reader.ends(places) == dict.fromkeys(places, 2)
+        reader.close()

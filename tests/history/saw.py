@@ -36,6 +36,10 @@ class Answer(BaseModel):
     terminal_sequence: int = 0
     refused: str = ""
     left: list[str] = []
+    cut: int = 0
+    """How many of those that were left ended by themselves: broken, closed, or with nobody there. Who is refused in
+    words was not cut off.
+    """
     asked_at_ms: int = 0
     ended_at_ms: int = 0
 

@@ -1,6 +1,6 @@
 """The log port over librdkafka. The classic group protocol; see `streams.log.port` for what callers may rely on."""
 
-from streams.log.kafka.client import log_error
+from streams.log.kafka.client import log_error, settled
 from streams.log.kafka.config import client_config, tls_context
 from streams.log.kafka.consumer import QUIET_FETCH_WAIT_MS, UNHURRIED_FETCH_BYTES, KafkaConsumer
 from streams.log.kafka.identity import log_id
@@ -16,5 +16,6 @@ __all__ = [
     "client_config",
     "log_error",
     "log_id",
+    "settled",
     "tls_context",
 ]

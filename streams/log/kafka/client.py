@@ -1,5 +1,6 @@
 """What every client of librdkafka shares: its errors as ours, its positions."""
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable
@@ -14,7 +15,10 @@ from streams.seldom import Seldom
 T = TypeVar("T")
 
 SETTLE_TIMEOUT_S = 15.0
-"""How long a look-up is repeated while leaders move, as they do just after a topic was made or a broker came back."""
+"""How long a look-up is repeated while leaders move, as they do just after a topic was made, or a broker has died."""
+FIRST_TRY_S, LONGEST_TRY_S = 1.0, 10.0
+"""How long one try of a look-up may take: the first one, and after it twice as long as the one before."""
+_RETRY_S = 0.05
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +28,8 @@ _RETRIABLE_CODES = frozenset(
         KafkaError._ALL_BROKERS_DOWN,
         KafkaError._TRANSPORT,
         KafkaError._TIMED_OUT,
+        # What was asked of a broker that the cluster has since taken out of its list.
+        KafkaError._DESTROY_BROKER,
         KafkaError._MSG_TIMED_OUT,
         KafkaError._WAIT_COORD,
         KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
@@ -54,16 +60,25 @@ def log_error(error: KafkaError, what: str) -> LogError:
     return LogError(f"{what}: {error.name()}: {error.str()}", retriable=retriable)
 
 
-def settled(look_up: Callable[[], T]) -> T:
-    """The answer of a look-up, repeated for `SETTLE_TIMEOUT_S` while its error is retriable. Raises LogError."""
+def settled(look_up: Callable[[float], T], find_leaders: Callable[[], None]) -> T:
+    """The answer of a look-up, which is told how long it may take. It is tried again for `SETTLE_TIMEOUT_S` while its
+    error is retriable, each time after `find_leaders`. Raises LogError.
+
+    A client that neither reads nor writes a partition keeps for minutes whom it took for its leader: while that broker
+    is away, a look-up would wait for it in vain, although another one leads by now.
+    """
     deadline_s = time.monotonic() + SETTLE_TIMEOUT_S
+    may_take_s = FIRST_TRY_S
     while True:
         try:
-            return look_up()
+            return look_up(may_take_s)
         except LogError as error:
             if not error.retriable or time.monotonic() >= deadline_s:
                 raise
-        time.sleep(0.05)
+        with contextlib.suppress(LogError):  # the next try finds out
+            find_leaders()
+        may_take_s = min(2 * may_take_s, LONGEST_TRY_S)
+        time.sleep(_RETRY_S)
 
 
 class ClientErrors:

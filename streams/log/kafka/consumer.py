@@ -39,6 +39,7 @@ UNHURRIED_FETCH_BYTES = 65_536
 _CALL_TIMEOUT_S = 10.0
 _COMMITTED_TIMEOUT_S = 5.0
 """Shorter than a hook may take: hooks ask for it."""
+_FIND_LEADERS_S = 2.0
 _SEEK_TIMEOUT_S = 5.0
 _RETRY_S = 0.005
 _MAX_POLL_INTERVAL_MS = 120_000
@@ -313,27 +314,34 @@ class KafkaConsumer:
             raise log_error(metadata.error, f"partitions of {topic}")
         return [TopicPartition(topic, partition) for partition in sorted(metadata.partitions)]
 
+    def _find_leaders(self, topics: Iterable[str]) -> None:
+        """Asks the cluster anew who leads their partitions. Raises LogError."""
+        for topic in topics:
+            with translated(f"leaders of {topic}"):
+                self._consumer.list_topics(topic, timeout=_FIND_LEADERS_S)
+
     def watermarks(self, partition: TopicPartition) -> tuple[int, int]:
-        def look_up() -> tuple[int, int]:
+        def look_up(may_take_s: float) -> tuple[int, int]:
             with translated(f"watermarks of {partition}", looks_up=True):
-                low, high = self._consumer.get_watermark_offsets(native_position(partition), timeout=_CALL_TIMEOUT_S)
+                low, high = self._consumer.get_watermark_offsets(native_position(partition), timeout=may_take_s)
             return low, high
 
-        return settled(look_up)
+        return settled(look_up, lambda: self._find_leaders([partition.topic]))
 
     def ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         # In the place of a time, -1 asks for the end.
         wanted = [native_position(partition, -1) for partition in partitions]
+        topics = sorted({each.topic for each in wanted})
 
-        def look_up() -> dict[TopicPartition, int]:
+        def look_up(may_take_s: float) -> dict[TopicPartition, int]:
             with translated("ends", looks_up=True):
-                found = self._consumer.offsets_for_times(wanted, timeout=_CALL_TIMEOUT_S)
+                found = self._consumer.offsets_for_times(wanted, timeout=may_take_s)
             for each in found:
                 if each.error is not None:
                     raise log_error(each.error, f"end of {each.topic}/{each.partition}")
             return {TopicPartition(each.topic, each.partition): each.offset for each in found}
 
-        return settled(look_up) if wanted else {}
+        return settled(look_up, lambda: self._find_leaders(topics)) if wanted else {}
 
     def end_reached(self, partition: TopicPartition) -> int:
         if self._group is not None:
@@ -341,17 +349,17 @@ class KafkaConsumer:
         return self._ends.get(partition, 0)
 
     def offset_at(self, partition: TopicPartition, timestamp_ms: int) -> int:
-        def look_up() -> int:
+        def look_up(may_take_s: float) -> int:
             what = f"offset_at of {partition}"
             with translated(what, looks_up=True):
                 [found] = self._consumer.offsets_for_times(
-                    [native_position(partition, timestamp_ms)], timeout=_CALL_TIMEOUT_S
+                    [native_position(partition, timestamp_ms)], timeout=may_take_s
                 )
             if found.error is not None:
                 raise log_error(found.error, what)
             return found.offset
 
-        offset = settled(look_up)
+        offset = settled(look_up, lambda: self._find_leaders([partition.topic]))
         return offset if offset >= 0 else self.watermarks(partition)[1]
 
     def close(self) -> None:

@@ -29,4 +29,4 @@ def log_id(settings: KafkaSettings, topic: str) -> str:
                 raise LogError(f"identity of {topic}: no answer", retriable=True) from None
         return f"{cluster}/{'' if found == _NO_ID else found}"
 
-    return settled(look_up)
+    return settled(lambda _may_take_s: look_up(), lambda: None)

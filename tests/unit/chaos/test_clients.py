@@ -43,6 +43,7 @@ async def test_an_answer_is_written_down_token_by_token_also_where_the_first_gat
     assert (answer.response_ids, answer.code, answer.refused) == ([request.response_id], "completed", "")
     assert (answer.text, answer.last, answer.terminal_sequence) == ("Once upon a time", 3, 4)
     assert answer.left == ["nobody is there"]
+    assert answer.cut == 1
 
 
 @BOTH
@@ -65,6 +66,7 @@ async def test_who_is_cut_off_goes_on_behind_the_last_token(stack: Stack, kind: 
     assert [span.first for span in answer.spans][:2] == [1, 3]
     assert (answer.text, answer.code, answer.terminal_sequence) == ("Once upon a time", "completed", 5)
     assert len(answer.left) == 1
+    assert answer.cut == 1
 
 
 @BOTH
@@ -95,3 +97,10 @@ async def test_who_was_cut_off_before_it_knew_asks_again_with_its_key_alone(stac
     assert unkeyed.answer.refused.startswith("unknown: ")
     assert (unkeyed.answer.response_ids, unkeyed.answer.code) == ([], "")
     assert (keyed.answer.response_ids, keyed.answer.text, keyed.answer.code) == ([response_id], "Once", "completed")
+
+
+async def test_who_is_refused_in_words_was_not_cut_off(stack: Stack) -> None:
+    client = asking(OverEvents, stack.url)
+    await asyncio.to_thread(client.follow)  # nobody admits it
+    assert client.answer.refused == "unavailable"
+    assert client.answer.cut == 0

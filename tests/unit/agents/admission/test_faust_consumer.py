@@ -1,9 +1,14 @@
 """What may be committed: behind the last event that is done like all before it, whatever offsets hold no record."""
 
+from collections import defaultdict
+from collections.abc import Mapping
+from unittest.mock import AsyncMock, MagicMock
+
+from faust.types import TP
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.admission.faust_consumer import Fetched
+from agents.admission.faust_consumer import CommittedConsumer, Fetched, forget_refused
 
 
 def fetched(*offsets: int) -> Fetched:
@@ -51,3 +56,38 @@ def test_never_past_what_is_not_done_and_never_short_of_it(offsets: list[int], d
         undone = [each for each in offsets if each not in done]
         before = [each for each in offsets if not undone or each < undone[0]]
         assert (committed or 0) == (before[-1] + 1 if before else 0)
+
+
+PLACE = TP("requests", 2)
+
+
+class Refusing(CommittedConsumer):
+    """Faust's own commit, of a group that may be balanced anew while it is under way."""
+
+    def __init__(self) -> None:
+        self.log = MagicMock()
+        self.app = MagicMock(producer=MagicMock(flush=AsyncMock()))
+        self.in_transaction = False
+        self.refuses = True
+        self._committed_offset: defaultdict[TP, int | None] = defaultdict(lambda: None)
+
+    def assignment(self) -> set[TP]:
+        return {PLACE}
+
+    async def _commit(self, _offsets: Mapping[TP, int]) -> bool:
+        return not self.refuses
+
+
+async def test_a_commit_that_was_refused_is_made_when_its_record_has_come_again() -> None:
+    consumer = Refusing()
+    assert not await consumer._commit_offsets({PLACE: 1})
+    assert consumer._should_commit(PLACE, 1)
+    consumer.refuses = False
+    assert await consumer._commit_offsets({PLACE: 1})
+    assert not consumer._should_commit(PLACE, 1)
+
+
+def test_what_was_committed_since_is_known_still() -> None:
+    committed: dict[TP, int | None] = {PLACE: 7, TP("requests", 3): 4}
+    forget_refused(committed, {PLACE: 5, TP("requests", 3): 4, TP("requests", 4): 1})
+    assert committed == {PLACE: 7}

@@ -13,6 +13,7 @@ import pytest
 from deploy.local.data_folder import DataFolder, Keys
 from deploy.local.first_run import provision_keys
 from deploy.local.gpus import visible_gpus
+from deploy.local.kafka_broker import KafkaNode, server_properties
 from deploy.local.plan import (
     EMBEDDINGS,
     LOCAL_CONFIG,
@@ -64,11 +65,11 @@ def test_a_folder_of_the_same_name_where_a_process_starts_is_not_taken_for_ours(
 
 
 def test_no_port_is_given_twice(data: DataFolder) -> None:
-    plan = make_plan(data, KEYS, Options(workers=3, gateways=3, free_ports=True), random.Random(1))
+    plan = make_plan(data, KEYS, Options(workers=3, gateways=3, brokers=3, free_ports=True), random.Random(1))
     settings = plan.settings
+    assert settings.kafka.bootstrap == ",".join(node.bootstrap for node in plan.kafka)
     ports = [
-        int(settings.kafka.bootstrap.rpartition(":")[2]),
-        plan.kafka.controller_port if plan.kafka else 0,
+        *(port for node in plan.kafka for port in (node.port, node.controller_port)),
         settings.billing.port,
         *(urlsplit(url).port for url in (settings.redis.url, settings.redis.history_url)),
         *(spec.health_port for spec in plan.processes if spec.health_port),
@@ -78,6 +79,79 @@ def test_no_port_is_given_twice(data: DataFolder) -> None:
     assert all(port is not None and FIRST_PORT <= port < LAST_PORT for port in ports), (
         "outside the range of outgoing connections"
     )
+
+
+def properties_of(node: KafkaNode) -> dict[str, str]:
+    return dict(line.split("=", 1) for line in server_properties(node).splitlines())
+
+
+def test_three_brokers_are_one_cluster_whose_records_survive_any_one_of_them(data: DataFolder) -> None:
+    plan = make_plan(data, KEYS, Options(brokers=3, free_ports=True), random.Random(1))
+    names = [spec.name for spec in plan.processes if spec.stage is Stage.INFRASTRUCTURE]
+    assert names == ["kafka-1", "kafka-2", "kafka-3", "redis", "redis-history"]
+    assert (plan.settings.kafka.replication_factor, plan.settings.kafka.min_insync_replicas) == (3, 2)
+    nodes = [properties_of(node) for node in plan.kafka]
+    [dead_after_ms] = {int(node["broker.session.timeout.ms"]) for node in nodes}
+    assert 2 * dead_after_ms < plan.settings.kafka.session_timeout_ms, "members outlast it"
+    assert [node["node.id"] for node in nodes] == ["1", "2", "3"]
+    assert len({node["log.dirs"] for node in nodes}) == 3
+    [quorum] = {node["controller.quorum.voters"] for node in nodes}
+    assert quorum == ",".join(node.voter for node in plan.kafka)
+    for node in nodes:
+        for of in ("default", "offsets.topic", "transaction.state.log", "share.coordinator.state.topic"):
+            assert node[f"{of}.replication.factor"] == "3", of
+        for of in ("min.insync.replicas", "transaction.state.log.min.isr", "share.coordinator.state.topic.min.isr"):
+            assert node[of] == "2", of
+
+
+def test_how_long_sessions_are_is_the_operators_to_say(data: DataFolder) -> None:
+    said = {"SLUICE_KAFKA__SESSION_TIMEOUT_MS": "4000"}
+    plan = make_plan(data, KEYS, Options(brokers=3, free_ports=True, environment=said), random.Random(1))
+    assert plan.settings.kafka.session_timeout_ms == 4_000
+    alone = make_plan(data, KEYS, Options(free_ports=True), random.Random(1))
+    assert alone.settings.kafka.session_timeout_ms == 3_000
+
+
+def test_one_broker_keeps_one_copy(data: DataFolder) -> None:
+    plan = make_plan(data, KEYS, Options(free_ports=True), random.Random(1))
+    assert (plan.settings.kafka.replication_factor, plan.settings.kafka.min_insync_replicas) == (1, 1)
+    [node] = plan.kafka
+    assert properties_of(node)["controller.quorum.voters"] == node.voter
+    assert properties_of(node)["offsets.topic.replication.factor"] == "1"
+
+
+def test_brokers_take_pairs_of_ports_from_the_one_that_the_settings_name(
+    data: DataFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = random.Random(11)
+    first = next(port for port in free_ports(rng) if all(is_free(port + more) for more in range(6)))
+    monkeypatch.setenv("SLUICE_KAFKA__BOOTSTRAP", f"127.0.0.1:{first}")
+    for variable in ("SLUICE_REDIS__URL", "SLUICE_REDIS__HISTORY_URL"):
+        monkeypatch.setenv(variable, "redis://redis.example:6379/0")
+    monkeypatch.setenv("SLUICE_BILLING__PORT", "0")
+    monkeypatch.setenv("SLUICE_GATEWAY__PORT", "0")
+    plan = make_plan(data, KEYS, Options(brokers=3), random.Random(1))
+    assert [(node.port, node.controller_port) for node in plan.kafka] == [
+        (first, first + 1), (first + 2, first + 3), (first + 4, first + 5),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("wrote", "asked"), [(1, 3), (3, 1)])
+def test_what_other_brokers_wrote_is_not_begun_anew_beside_them(data: DataFolder, wrote: int, asked: int) -> None:
+    meta = data.kafka(wrote)[-1] / "data" / "meta.properties"
+    meta.parent.mkdir(parents=True)
+    meta.write_text("version=1\n")
+    with pytest.raises(PlanError, match=rf"holds the log of {wrote} broker.*--brokers {wrote}, or"):
+        make_plan(data, KEYS, Options(brokers=asked, free_ports=True), random.Random(1))
+    make_plan(data, KEYS, Options(brokers=wrote, free_ports=True), random.Random(1))
+
+
+def test_brokers_are_asked_for_that_can_lose_one_and_of_a_kafka_of_ours_alone(data: DataFolder) -> None:
+    with pytest.raises(PlanError, match="--brokers 2: it is one of 1, 3"):
+        make_plan(data, KEYS, Options(brokers=2, free_ports=True), random.Random(1))
+    elsewhere = {"SLUICE_KAFKA__BOOTSTRAP": "kafka.example:9092"}
+    with pytest.raises(PlanError, match=r"--brokers 3: Kafka is not started here, it is at kafka\.example:9092"):
+        make_plan(data, KEYS, Options(brokers=3, free_ports=True, environment=elsewhere), random.Random(1))
 
 
 def test_another_engine_comes_with_its_own_arguments(data: DataFolder) -> None:
@@ -162,7 +236,7 @@ def test_what_asks_for_more_than_ours_does_is_somebody_elses(data: DataFolder) -
         "SLUICE_REDIS__URL": "rediss://127.0.0.1:16379/0",
     }
     plan = make_plan(data, KEYS, Options(free_ports=True, environment=secured), random.Random(1))
-    assert plan.kafka is None
+    assert plan.kafka == ()
     assert not {spec.name for spec in plan.processes} & {"kafka", "redis", "redis-history"}
 
 
@@ -244,7 +318,7 @@ def test_servers_elsewhere_are_used_and_not_started(data: DataFolder, monkeypatc
     monkeypatch.setenv("SLUICE_REDIS__URL", "redis://redis.example:6379/3")
     monkeypatch.setenv("SLUICE_BILLING__CLICKHOUSE_URL", "http://clickhouse.example:8123/sluice")
     plan = make_plan(data, KEYS, Options(free_ports=True), random.Random(1))
-    assert plan.kafka is None
+    assert plan.kafka == ()
     assert Stage.INFRASTRUCTURE not in {spec.stage for spec in plan.processes}
     assert plan.settings.kafka.bootstrap == "kafka.example:9092"
     assert plan.settings.redis.url == "redis://redis.example:6379/3"

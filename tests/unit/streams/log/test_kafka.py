@@ -175,14 +175,16 @@ def test_a_fenced_member_that_cannot_be_closed_yet_joins_anew_with_its_hooks_a_l
 
 
 class ReturningClient:
-    """A broker has just come back: it does not know its partitions at the first two asks."""
+    """A broker has just come back: who leads a partition is known to who has asked for it twice, and not before."""
 
     def __init__(self, _config: dict[str, object], **_: object) -> None:
-        self._ignorant = 2
+        self._asked: list[str] = []
+
+    def list_topics(self, topic: str, **_: object) -> None:
+        self._asked.append(topic)
 
     def get_watermark_offsets(self, _place: NativePartition, **_: object) -> tuple[int, int]:
-        self._ignorant -= 1
-        if self._ignorant >= 0:
+        if self._asked != [LEAVING.topic] * 2:
             raise KafkaException(KafkaError(KafkaError._UNKNOWN_PARTITION))
         return 3, 9
 
