@@ -1,23 +1,25 @@
 """One run: a stack, traffic, faults one after the other, and the judgement of its history."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.stacks import raise_limits
+from deploy.local.plan import Options
 from deploy.local.runner import Stack, simulated
 from deploy.local.supervision import RestartPolicy
 from deploy.local.supervisor import SupervisorError
 from tests.chaos.clients import PATIENCE_S
-from tests.chaos.schedule import Fault, schedule
+from tests.chaos.schedule import Fault
 from tests.chaos.strike import Struck, strike, until_ready
 from tests.chaos.summary import result
-from tests.chaos.traffic import Traffic
-from tests.history.check import Verdict
-from tests.history.collect import read_bills, read_log, until_settled
+from tests.chaos.traffic import ClientFailed, Traffic
+from tests.history.check import ENDINGS, Verdict
+from tests.history.collect import prices_of, read_bills, read_held, read_log, until_settled
 from tests.history.kept import History
+from tests.history.violation import Violation
 
 SCRIPT = "A fox went for a walk and met an old friend. Behind the hill lived the silver dragon, who was kind 🐉. "
 ENGINE: dict[str, bool | int | float | str] = {
@@ -25,6 +27,14 @@ ENGINE: dict[str, bool | int | float | str] = {
     "script": SCRIPT, "script_share": 0.7,
 }  # fmt: skip
 CLIENTS = 12
+SLOTS = 8
+"""Of each worker. All of them are taken where both workers run, now and then, and where one does, always: then jobs are
+paused for chats.
+"""
+OPTIONS = replace(
+    simulated(ENGINE, workers=2, admission=2, gateways=2, max_running=SLOTS),
+    environment={"SLUICE_GATEWAY__LEAVE_MS": "500"},
+)
 SETTLED_TIMEOUT_S = 300.0
 SOON = RestartPolicy(max_delay_s=0.5)
 """Whoever is struck again at once is no process that cannot run."""
@@ -42,13 +52,13 @@ class Run:
     secrets: tuple[str, ...]
 
 
-def run(folder: Path, seed: int, wanted: int, *, begin: int = 0, minutes: float = 60.0, say: Say = print) -> Run:
-    """Strikes up to `wanted` times, for so many minutes. `folder`/history is what it is judged by, `folder`/stack has
-    what the processes wrote.
+def run(
+    folder: Path, faults: Sequence[Fault], options: Options = OPTIONS, *, minutes: float = 60.0, say: Say = print,
+    endings: Collection[str] = ENDINGS,
+) -> Run:  # fmt: skip
+    """Strikes with one after the other, for so many minutes. `folder`/history is what it is judged by, `folder`/stack
+    has what the processes wrote. `options`: of the stack; its engine is simulated. `endings`: those that there may be.
     """
-    options = replace(
-        simulated(ENGINE, workers=2, admission=2, gateways=2), environment={"SLUICE_GATEWAY__LEAVE_MS": "500"}
-    )
     began_s = time.monotonic()
     history = History(folder / "history")
     with Stack(folder / "stack", options, policy=SOON) as stack:
@@ -56,23 +66,28 @@ def run(folder: Path, seed: int, wanted: int, *, begin: int = 0, minutes: float 
         stack.wait_ready()
         until_ready(stack)
         with Traffic(stack, CLIENTS) as traffic:
-            traffic.until_answered(0, PATIENCE_S)
-            to_strike = schedule(seed, wanted, beginning_with=begin)
-            struck, stopped = _strike(stack, traffic, to_strike, began_s + minutes * 60, say)
+            struck, stopped = _strike(stack, traffic, faults, began_s + minutes * 60, say)
             traffic.finish(PATIENCE_S + 30)
         until_settled(stack, traffic.answers, traffic.jobs, SETTLED_TIMEOUT_S)
         secrets = (*stack.keys.api_keys.values(), stack.keys.deployment_secret)
-        history.keep(traffic.answers, traffic.jobs, read_log(stack), read_bills(stack), ENGINE)
+        history.keep(
+            traffic.answers, traffic.jobs, read_log(stack), read_bills(stack), options.engine_args,
+            prices=prices_of(stack), held=read_held(stack), memory_lost_at_ms=memory_lost_at_ms(struck),
+        )  # fmt: skip
         stack.stop(kill=True)
     log = history.log()
-    verdict = history.verdict(log)
+    verdict = history.verdict(log, endings)
+    verdict.violations += [Violation("lost", "traffic", failure) for failure in traffic.failures]
     continued_at_ms = {
         response_id: [began.at_ms for began in generated.began[1:]] for response_id, generated in log.generated.items()
     }
-    took_s = time.monotonic() - began_s
-    return Run(
-        result(seed, begin, struck, traffic.answers, verdict, took_s, continued_at_ms), verdict, stopped, secrets
-    )
+    told = result(struck, traffic.answers, verdict, time.monotonic() - began_s, continued_at_ms)
+    return Run(told, verdict, stopped, secrets)
+
+
+def memory_lost_at_ms(struck: Sequence[Struck]) -> int:
+    """Until when Redis may have lost a settlement, or quota been rebuilt beside one. 0: it has lost nothing."""
+    return max((each.until_ms for each in struck if "redis" in (*each.fault.processes, each.fault.flushed)), default=0)
 
 
 def _strike(
@@ -80,16 +95,18 @@ def _strike(
 ) -> tuple[list[Struck], str]:
     """One after the other until then, or until one is not recovered from, which is told."""
     struck: list[Struck] = []
-    for fault in faults:
-        if time.monotonic() > until_s:
-            break
-        what = f"{len(struck) + 1} of {len(faults)}: {fault.name} ({', '.join(fault.processes)})"
-        try:
+    what = "before the first"
+    try:
+        traffic.until_answered(0, PATIENCE_S)
+        for fault in faults:
+            if time.monotonic() > until_s:
+                break
+            what = f"{len(struck) + 1} of {len(faults)}: {fault.name} ({', '.join(fault.processes)})"
             struck.append(strike(stack, traffic, fault))
-        except (TimeoutError, SupervisorError) as error:
-            say(stopped := f"{what}: {error}")
-            return struck, stopped
-        say(f"{what}: {_recovery(struck[-1])}")
+            say(f"{what}: {_recovery(struck[-1])}")
+    except (TimeoutError, SupervisorError, ClientFailed) as error:
+        say(stopped := f"{what}: {error}")
+        return struck, stopped
     return struck, ""
 
 
