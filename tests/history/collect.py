@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import httpx
@@ -109,19 +110,22 @@ def _logged(names: Mapping[str, str], message: Message) -> Logged:
 
 def read_bills(stack: Stack) -> Iterator[dict[str, Any]]:
     """What the table has of usage, each row that its engine takes for another one."""
-    chosen = ", ".join(f"{column} AS {name}" for name, column in COLUMNS.items() if name != column)
-    plain = ", ".join(name for name, column in COLUMNS.items() if name == column)
+    return bills_of(partial(query, stack.plan.settings), PAGE_ROWS)
+
+
+def bills_of(ask: Callable[[str], Mapping[str, Any]], most: int) -> Iterator[dict[str, Any]]:
+    """`ask`: what the operator's endpoint answers to a query, which gives `most` rows."""
+    chosen = ", ".join(f"{column} AS {name}" for name, column in COLUMNS.items())
 
     def behind(place: tuple[Any, ...]) -> list[dict[str, Any]]:
-        answer = query(
-            stack.plan.settings,
-            f"SELECT {plain}, {chosen} FROM usage_events FINAL WHERE ({', '.join(PLACE)}) > {place!r}"
-            f" ORDER BY {', '.join(PLACE)} LIMIT {PAGE_ROWS}",
+        answer = ask(
+            f"SELECT {chosen} FROM usage_events FINAL WHERE ({', '.join(PLACE)}) > {place!r}"
+            f" ORDER BY {', '.join(PLACE)} LIMIT {most}"
         )
         rows = (dict(zip(answer["columns"], row, strict=True)) for row in answer["rows"])
         return [row | {name: int(row[name]) for name in NUMBERS} for row in rows]
 
-    return pages(behind, PAGE_ROWS)
+    return pages(behind, most)
 
 
 def pages(behind: Callable[[tuple[Any, ...]], list[dict[str, Any]]], most: int) -> Iterator[dict[str, Any]]:
