@@ -21,7 +21,7 @@ from tests.history.violation import Violation
 
 ENDINGS = frozenset({"completed", "safety_halted", "prompt_refused", "unavailable"})
 """That what the traffic of `make chaos` asks may have, whoever is struck. What a client cancels may end `cancelled`
-too.
+too, and what a gateway withdraws, since it had to refuse it before anybody was told its id.
 """
 
 Undisturbed = Callable[[Mapping[str, Any]], Sequence[Sequence[str]]]
@@ -55,7 +55,7 @@ def check(
     told = {response_id for answer in answers for response_id in answer.response_ids}
     on_the_log = log.requested.keys() | log.admitted.keys() | log.generated.keys() | log.told.keys()
     response_ids = sorted(on_the_log | told)
-    cancelled = {answer.response_id for answer in answers if answer.was_cancelled}
+    cancelled = {answer.response_id for answer in answers if answer.was_cancelled} | (log.requested.keys() - told)
     violations = [*of_clients(answers, log)]
     for response_id in response_ids:
         may_be = {*endings, "cancelled"} if endings is not None and response_id in cancelled else endings

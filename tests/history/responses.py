@@ -1,6 +1,7 @@
 """What the log says of a response, whoever its client is: one place, one end, each token that counts, told once."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from hashlib import sha256
 from typing import Any
 
 from tests.history.clients import foreign
@@ -9,6 +10,10 @@ from tests.history.violation import Violation, exactly_one
 
 SAME = ("model", "requested_model", "pool", "lane", "endpoint")
 """What its lane has as `opened` has it."""
+
+
+NOTHING_DENIED = sha256(b"[]").hexdigest()
+"""The digest of no phrases, which nobody writes down."""
 
 
 def of_response(response_id: str, log: Log, endings: Collection[str] | None) -> Iterator[Violation]:
@@ -56,7 +61,7 @@ def _routed(response_id: str, log: Log) -> Iterator[Violation]:
 def _phrases(generated: Generated, log: Log) -> Sequence[str] | None:
     """Those that it is held against, as they are; None if nobody has written them."""
     digest = (generated.opened or {}).get("output_policy", "")
-    return log.phrases.get(digest) if digest else ()
+    return () if digest in ("", NOTHING_DENIED) else log.phrases.get(digest)
 
 
 def said(tokens: Sequence[Token], choice: int) -> str:

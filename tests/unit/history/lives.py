@@ -7,6 +7,7 @@ from typing import Any
 from tests.history.bills import BILLED
 from tests.history.check import ENDINGS, Undisturbed, Verdict, check
 from tests.history.log import Log, Logged
+from tests.history.responses import NOTHING_DENIED
 from tests.history.saw import Answer, Held, Job, Span
 
 PROMPT_TOKENS = 5
@@ -106,7 +107,12 @@ class History:
         self.write("requests", type="request", response_id=response_id, **asked | changed)
 
     def begin(
-        self, response_id: str, *said: Sequence[str], tenant: str = "demo", custom_id: str = "", output_policy: str = ""
+        self,
+        response_id: str,
+        *said: Sequence[str],
+        tenant: str = "demo",
+        custom_id: str = "",
+        output_policy: str = NOTHING_DENIED,
     ) -> None:
         """`said`: of each choice. `custom_id`: of a producer's job."""
         self.said[response_id] = [[*texts] for texts in said]

@@ -7,8 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.endings import ENDINGS
+from schemas.policy import OutputPolicy
 from tests.history.bills import CHARGED
 from tests.history.log import Logged
+from tests.history.responses import NOTHING_DENIED
 from tests.history.saw import Answer, Held, Job, Span
 from tests.unit.history.lives import TINY, History, halted, job, several, whole
 
@@ -330,6 +332,20 @@ def test_what_its_client_cancels_may_end_so() -> None:
     history.answers[0].was_cancelled = False
     assert history.verdict({"completed", "cancelled"}).violations == []
     assert history.verdict(None).violations == []
+
+
+def test_what_a_gateway_refused_before_anybody_knew_of_it_may_end_cancelled() -> None:
+    history = whole()
+    ended(history, "cancelled", billable=True)
+    answer = history.answers[0]
+    history.answers[0] = Answer(
+        request=answer.request, how="sse", tenant="demo", prompt=answer.prompt, refused="unavailable"
+    )
+    assert history.verdict().violations == []
+
+
+def test_phrases_are_named_by_the_digest_that_admission_writes() -> None:
+    assert OutputPolicy.of("any", []).digest == NOTHING_DENIED
 
 
 def test_who_has_a_key_may_have_several_responses_of_which_one_is_complete() -> None:
