@@ -6,9 +6,6 @@ import pytest
 
 from deploy.local.runner import Stack
 from tests.chaos import traffic
-from tests.chaos.run import memory_lost_at_ms
-from tests.chaos.schedule import Fault, Kind
-from tests.chaos.strike import Struck
 from tests.chaos.traffic import ClientFailed, Traffic, question
 from tests.servers import until
 
@@ -59,13 +56,3 @@ def test_a_job_that_nobody_acknowledged_is_not_forgotten(monkeypatch: pytest.Mon
         asked.finish(60)
     assert asked.failures == []
     assert {job.failed for job in asked.jobs} == {"RuntimeError"}
-
-
-def test_redis_may_have_forgotten_what_was_settled_until_all_had_recovered_from_its_loss() -> None:
-    def struck(at_ms: int, *processes: str, flushed: str = "") -> Struck:
-        return Struck(Fault(Kind.FREEZE, processes, 6.0, flushed), at_ms, 1.0, 2.0, 0.5, 0.5)
-
-    others = [struck(1_000, "worker-1", flushed="redis-history"), struck(50_000, "kafka")]
-    assert memory_lost_at_ms(others) == 0
-    assert memory_lost_at_ms([*others, struck(10_000, "redis")]) == 13_000
-    assert memory_lost_at_ms([*others, struck(20_000, "worker-1", flushed="redis")]) == 23_000
