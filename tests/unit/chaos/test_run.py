@@ -1,5 +1,6 @@
 """A run of chaos comes to its judgement whatever happens on the way."""
 
+from collections.abc import Iterator
 from typing import Any, cast
 
 import pytest
@@ -28,7 +29,7 @@ def struck(at_ms: int, *processes: str, flushed: str = "") -> Struck:
 def test_what_stops_it_is_told_and_what_was_struck_before_stays(
     monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    outcomes = iter([struck(1, "redis"), error])
+    outcomes: Iterator[Struck | Exception] = iter([struck(1, "redis"), error])
 
     def strike(*_: object) -> Struck:
         outcome = next(outcomes)
