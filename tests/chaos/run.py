@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import redis
+
 from benchmarks.stacks import raise_limits
 from deploy.local.plan import Options
 from deploy.local.runner import Stack, simulated
@@ -19,6 +21,7 @@ from tests.chaos.traffic import ClientFailed, Traffic
 from tests.history.check import ENDINGS, Verdict
 from tests.history.collect import prices_of, read_bills, read_held, read_log, until_settled
 from tests.history.kept import History
+from tests.history.saw import Held
 from tests.history.violation import Violation
 
 SCRIPT = "A fox went for a walk and met an old friend. Behind the hill lived the silver dragon, who was kind 🐉. "
@@ -70,10 +73,7 @@ def run(
             traffic.finish(PATIENCE_S + 30)
         until_settled(stack, traffic.answers, traffic.jobs, SETTLED_TIMEOUT_S)
         secrets = (*stack.keys.api_keys.values(), stack.keys.deployment_secret)
-        history.keep(
-            traffic.answers, traffic.jobs, read_log(stack), read_bills(stack), options.engine_args,
-            prices=prices_of(stack), held=read_held(stack), memory_lost_at_ms=memory_lost_at_ms(struck),
-        )  # fmt: skip
+        _keep(history, stack, traffic, struck, options)
         stack.stop(kill=True)
     log = history.log()
     verdict = history.verdict(log, endings)
@@ -83,6 +83,18 @@ def run(
     }
     told = result(struck, traffic.answers, verdict, time.monotonic() - began_s, continued_at_ms)
     return Run(told, verdict, stopped, secrets)
+
+
+def _keep(history: History, stack: Stack, traffic: Traffic, struck: Sequence[Struck], options: Options) -> None:
+    held: list[Held] = []
+    try:
+        held = read_held(stack)
+    except redis.RedisError as error:
+        traffic.failures.append(f"nobody can tell what quota holds: {error!r}")
+    history.keep(
+        traffic.answers, traffic.jobs, read_log(stack), read_bills(stack), options.engine_args,
+        prices=prices_of(stack), held=held, memory_lost_at_ms=memory_lost_at_ms(struck),
+    )  # fmt: skip
 
 
 def memory_lost_at_ms(struck: Sequence[Struck]) -> int:

@@ -140,7 +140,7 @@ def pages(behind: Callable[[tuple[Any, ...]], list[dict[str, Any]]], most: int) 
 
 
 def read_held(stack: Stack) -> list[Held]:
-    """What quota holds now, for whoever has a key."""
+    """What quota holds now, for whoever has a key. Raises redis.RedisError."""
     at_ms = time.time_ns() // 1_000_000
     held = []
     with redis.Redis.from_url(stack.plan.settings.redis.url, decode_responses=True) as client:
@@ -183,8 +183,14 @@ def until_settled(stack: Stack, answers: Sequence[Answer], jobs: Sequence[Job], 
             break
         time.sleep(1)
     deadline_s = time.monotonic() + RELEASED_TIMEOUT_S
-    while read_held(stack) and time.monotonic() < deadline_s:
+    while _may_hold(stack) and time.monotonic() < deadline_s:
         time.sleep(0.5)
+
+
+def _may_hold(stack: Stack) -> bool:
+    with suppress(redis.RedisError):
+        return bool(read_held(stack))
+    return True
 
 
 def _rows(stack: Stack) -> int:

@@ -44,11 +44,11 @@ class History:
         write_lines(self.folder / "held.jsonl", held)
         with gzip.open(self.folder / "log.jsonl.gz", "wt", compresslevel=_FAST, encoding="utf-8") as file:
             file.writelines(json.dumps(record) + "\n" for record in log)
-        with (self.folder / "bills.jsonl").open("w") as bills_file:
-            bills_file.writelines(json.dumps(bill) + "\n" for bill in bills)
         (self.folder / "engine.json").write_text(json.dumps(engine_args))
         stack = {"prices": prices, "memory_lost_at_ms": memory_lost_at_ms}
         (self.folder / "stack.json").write_text(json.dumps(stack))
+        with (self.folder / "bills.jsonl").open("w") as bills_file:
+            bills_file.writelines(json.dumps(bill) + "\n" for bill in bills)
 
     def log(self) -> Log:
         log = Log()
