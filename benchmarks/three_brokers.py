@@ -24,7 +24,8 @@ from streams.provisioning import provision
 from streams.settings import KafkaSettings
 from streams.topics import HOUR_MS, Topic
 from tests.chaos.brokers import deal
-from tests.chaos.run import CLIENTS, OPTIONS, Outcome, struck_under_traffic
+from tests.chaos.run import CLIENTS, OPTIONS, Run
+from tests.chaos.run import run as run_struck
 from tests.chaos.schedule import Kind
 from tests.chaos.summary import pause_s
 
@@ -131,14 +132,14 @@ def _named(brokers: int, what: str, share: str) -> str:
     return f"{'one broker' if brokers == 1 else 'three brokers'}: written until {what} {share}"
 
 
-def _pauses_s(done: Outcome, kind: Kind) -> list[float]:
+def _pauses_s(done: Run, kind: Kind) -> list[float]:
     """The longest without a token of each stream that ran, over each fault of the kind."""
     blows = [struck for struck in done.struck if struck.fault.kind is kind]
     found = (pause_s(answer, blow) for blow in blows for answer in done.answers)
     return [pause for pause in found if pause is not None]
 
 
-def _add_outcome(report: Report, done: Outcome) -> None:
+def _add_outcome(report: Report, done: Run) -> None:
     for kind, what in ((Kind.KILL, "a broker killed"), (Kind.MOVE, "coordinators moved")):
         pauses_s = _pauses_s(done, kind)
         report.add(f"{what}: how often", sum(struck.fault.kind is kind for struck in done.struck), "times")
@@ -171,6 +172,6 @@ def run(*, short: bool, seed: int) -> Report:
     _add_hops(report, turns, seconds, random.Random(seed))
     with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
         options = replace(OPTIONS, brokers=3)
-        done = struck_under_traffic(Path(folder), options, lambda stack: deal(stack, rounds))
+        done = run_struck(Path(folder), lambda stack: deal(stack, rounds), options)
     _add_outcome(report, done)
     return report

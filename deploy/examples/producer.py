@@ -36,7 +36,10 @@ SESSION_TIMEOUT_MS = 6_000
 """After that long without a word from a process that died, Kafka gives its partitions to the next one."""
 
 
-def produce(status: dict[str, Any], kafka: Kafka, prompt: str, custom_id: str, max_tokens: int) -> None:
+def produce(
+    status: dict[str, Any], kafka: Kafka, prompt: str, custom_id: str, max_tokens: int,
+    expires_after_ms: int = EXPIRES_AFTER_MS,
+) -> None:  # fmt: skip
     """Writes the signed job; returns once Kafka acknowledged it. Raises RuntimeError when it does not."""
     producer_key = status["producer"]
     private_key = load_pem_private_key(Path(producer_key["key_file"]).read_bytes(), password=None)
@@ -52,7 +55,7 @@ def produce(status: dict[str, Any], kafka: Kafka, prompt: str, custom_id: str, m
         tenant_id=status["tenant"],
         key_id=producer_key["key_id"],
         custom_id=custom_id,
-        expires_ms=time.time_ns() // 1_000_000 + EXPIRES_AFTER_MS,
+        expires_ms=time.time_ns() // 1_000_000 + expires_after_ms,
         value=value,
     )
     failures: list[KafkaError] = []

@@ -15,7 +15,8 @@ from typing import Any
 
 from benchmarks.figures import machine
 from tests.chaos.run import run
-from tests.history.__main__ import report
+from tests.chaos.schedule import schedule
+from tests.history.__main__ import add_endings, report
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "chaos.json"
 
@@ -36,18 +37,22 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--begin", type=int, default=0, help="with which of the seed's faults, from 0 on")
     parser.add_argument("--minutes", type=float, default=120.0, help="after so long no more are struck")
     parser.add_argument("--save", action="store_true", help="writes the result into benchmarks/chaos.json")
+    add_endings(parser)
     asked = parser.parse_args(arguments)
     folder = Path(tempfile.mkdtemp(prefix="sluice-chaos-"))
+    faults = schedule(asked.seed, asked.faults, beginning_with=asked.begin)
+    print(f"in {folder}", flush=True)
     done = run(
-        folder, asked.seed, asked.faults, begin=asked.begin, minutes=asked.minutes, say=partial(print, flush=True)
+        folder, lambda _stack: faults, minutes=asked.minutes, say=partial(print, flush=True), endings=asked.endings
     )
-    print(json.dumps(done.told, indent=2))
+    told = {"seed": asked.seed, "begin": asked.begin, "next": asked.begin + done.told["faults"], **done.told}
+    print(json.dumps(told, indent=2))
     code = report(done.verdict)
     if done.stopped:
         print(f"it did not recover: {done.stopped}")
         code = 1
     if asked.save:
-        save(done.told, RESULTS)
+        save(told, RESULTS)
     if code:
         print(f"kept: {folder} (judge its history again: python -m tests.history {folder / 'history'})")
     else:

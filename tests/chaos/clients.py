@@ -20,6 +20,7 @@ from schemas.websocket import (
     Delta,
     ErrorMessage,
     TerminalMessage,
+    UsageBody,
 )
 from tests.history.saw import Answer, Span
 
@@ -30,6 +31,8 @@ LONGEST_PAUSE_MS = 1_000
 PATIENCE_S = 400.0
 """From the question on."""
 CHATS = "/v1/chat/completions"
+CANCEL_AFTER = 10
+"""So many tokens."""
 _CODES = {"stop": "completed", "length": "completed", "content_filter": "safety_halted"}
 
 
@@ -42,13 +45,28 @@ def _pause(advised_ms: int | None = None) -> None:
     time.sleep(max(0.1, (advised_ms or 0) / 1_000) * random.uniform(1, 1.3))
 
 
-class Asking:
-    """One request, by whichever transport. `urls`: of all gateways; the first is asked first."""
+def _used(usage: UsageBody) -> dict[str, int]:
+    """By the log's names."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "cached_tokens": usage.prompt_tokens_details["cached_tokens"],
+        "reasoning_tokens": usage.completion_tokens_details["reasoning_tokens"],
+    }
 
-    def __init__(self, urls: Sequence[str], api_key: str, body: dict[str, Any], answer: Answer) -> None:
+
+class Asking:
+    """One request, by whichever transport. `urls`: of all gateways; the first is asked first. `cancels`: the answer,
+    amid it, where the transport has that.
+    """
+
+    def __init__(
+        self, urls: Sequence[str], api_key: str, body: dict[str, Any], answer: Answer, *, cancels: bool = False
+    ) -> None:
         self._urls = itertools.cycle(urls)
         self._headers = {"Authorization": f"Bearer {api_key}"}
         self._body = body
+        self._cancels = cancels
         self.answer = answer
         self._told_why = False
         """That nothing more comes over this connection was said in answer to what was asked."""
@@ -108,6 +126,9 @@ class OverWebSocket(Asking):
             return f"status {error.response.status_code}"
         with socket:
             socket.send(json.dumps(self._first()))
+            if self.answer.was_cancelled:
+                # Nobody may have heard it.
+                self._cancel(socket)
             while True:
                 left = self._hear(socket)
                 if left is not None:
@@ -120,6 +141,11 @@ class OverWebSocket(Asking):
         keyed = {"idempotency_key": answer.key} if answer.key else {}
         return {"type": "request", "request_id": answer.request, "body": self._body, **keyed}
 
+    def _cancel(self, socket: ClientConnection) -> None:
+        """It may have been heard as soon as it is sent, or not."""
+        self.answer.was_cancelled = True
+        socket.send(json.dumps({"type": "cancel", "response_id": self.answer.response_id}))
+
     def _hear(self, socket: ClientConnection) -> str | None:
         answer = self.answer
         message = SERVER_MESSAGE.validate_json(socket.recv(timeout=QUIET_S))
@@ -127,10 +153,14 @@ class OverWebSocket(Asking):
             case Accepted():
                 answer.told(message.response_id)
             case Delta():
-                answer.spans.append(
-                    Span(message.first_sequence, message.sequence_number, message.text, message.emitted_at_us, now_ms())
-                )
+                answer.spans.append(Span(
+                    message.first_sequence, message.sequence_number, message.text, message.emitted_at_us, now_ms(),
+                    message.choice,
+                ))  # fmt: skip
+                if self._cancels and not answer.was_cancelled and answer.last >= CANCEL_AFTER:
+                    self._cancel(socket)
             case TerminalMessage():
+                answer.usage = _used(message.usage)
                 answer.code, answer.terminal_sequence = message.code, message.sequence_number
                 return "ended"
             case ErrorMessage():
@@ -188,6 +218,8 @@ class OverEvents(Asking):
             for choice in chunk["choices"]:
                 if text := choice["delta"].get("content"):
                     first = answer.last + 1 if number > answer.last else number
-                    answer.spans.append(Span(first, number, text, 0, now_ms()))
-                code = _CODES.get(choice["finish_reason"], code)
+                    answer.spans.append(Span(first, number, text, 0, now_ms(), choice["index"]))
+                if code != "safety_halted":
+                    # It is, if any choice is.
+                    code = _CODES.get(choice["finish_reason"], code)
         return "the stream ended without an end"

@@ -64,14 +64,11 @@ def by_fault(
 
 
 def result(
-    seed: int, begin: int, struck: Sequence[Struck], answers: Sequence[Answer], verdict: Verdict, took_s: float,
+    struck: Sequence[Struck], answers: Sequence[Answer], verdict: Verdict, took_s: float,
     continued_at_ms: dict[str, list[int]],
 ) -> dict[str, Any]:  # fmt: skip
-    """As JSON. `next`: where a run goes on that takes the same seed further."""
+    """As JSON."""
     return {
-        "seed": seed,
-        "begin": begin,
-        "next": begin + len(struck),
         "faults": len(struck),
         "took_s": round(took_s),
         "kinds": dict(sorted(Counter(str(each.fault.kind) for each in struck).items())),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.run import Run, run
-from tests.chaos.schedule import DECK
+from tests.chaos.schedule import DECK, schedule
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.chaos, pytest.mark.timeout(1_800)]
 
@@ -24,7 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def done(folder: Path) -> Run:
-    return run(folder, SEED, len(DECK))
+    return run(folder, lambda _stack: schedule(SEED, len(DECK)))
 
 
 def test_whatever_is_struck_the_history_is_one_that_may_be(done: Run) -> None:
@@ -32,8 +32,8 @@ def test_whatever_is_struck_the_history_is_one_that_may_be(done: Run) -> None:
     assert done.stopped == ""
     assert done.told["faults"] == len(DECK)
     assert {"completed", "safety_halted"} <= set(done.verdict.endings)
-    assert set(done.verdict.endings) <= {"completed", "safety_halted", "prompt_refused", "unavailable"}
     assert done.verdict.counts["jobs"]
+    assert done.verdict.counts["answers_of_several_choices"]
     assert done.verdict.counts["continued_answers"]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.brokers import deal
-from tests.chaos.run import OPTIONS, struck_under_traffic
+from tests.chaos.run import OPTIONS, run
 from tests.chaos.schedule import Kind
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(600)]
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(600)]
 
 def test_the_loss_of_a_broker_loses_nothing_and_cuts_nobody_off(tmp_path: Path) -> None:
     options = replace(OPTIONS, workers=1, admission=1, gateways=1, brokers=3)
-    done = struck_under_traffic(tmp_path, options, lambda stack: islice(deal(stack, rounds=1), 2), clients=4)
+    done = run(tmp_path, lambda stack: islice(deal(stack, rounds=1), 2), options, clients=4)
     assert done.stopped == ""
     assert [struck.fault.kind for struck in done.struck] == [Kind.KILL, Kind.MOVE]
     assert done.verdict.violations == []

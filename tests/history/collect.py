@@ -2,24 +2,41 @@
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import httpx
+import redis
 from confluent_kafka import Consumer, Message, TopicPartition
 
+from deploy.cli.app import CommandError
 from deploy.cli.questions import query
 from deploy.local.runner import Stack
 from schemas.request import Lane
-from tests.history.check import BILLED
+from streams import redis_keys
+from tests.history.bills import BILLED, Prices
+from tests.history.held import SETTLED_AFTER_MS
 from tests.history.log import Logged
-from tests.history.saw import Answer, Job
+from tests.history.saw import Answer, Held, Job
 
-TOPICS = ("requests", "lane", "generated", "responses", "usage", "results")
+TOPICS = ("requests", "lane", "generated", "responses", "usage", "results", "policies")
 QUIET_S = 60.0
 """That nothing comes of what is there."""
 PAGE_ROWS = 5_000
+RELEASED_TIMEOUT_S = 1.5 * SETTLED_AFTER_MS / 1_000
+"""For what quota holds of what has been billed."""
+COLUMNS = {
+    "usage_id": "usage_id", **{name: name for name in BILLED}, "tenant_id": "tenant_id",
+    "accepted_at_ms": "toUnixTimestamp64Milli(accepted_at)", "charge_state": "charge_state", "cost_pico": "cost_pico",
+    "log_partition": "log_partition", "log_offset": "log_offset",
+}  # fmt: skip
+"""Of the table of usage, by the names that they are judged by."""
+NUMBERS = ("accepted_at_ms", "cost_pico", "log_offset")
+"""Of them those that are told as text, for want of a number of so many digits in JSON."""
+PLACE = ("usage_id", "log_partition", "log_offset")
+"""What tells rows apart that the table's engine takes for different ones."""
 
 
 def read_log(stack: Stack, tenants: Sequence[str] = ("demo",), only: Sequence[str] = TOPICS) -> Iterator[Logged]:
@@ -33,6 +50,7 @@ def read_log(stack: Stack, tenants: Sequence[str] = ("demo",), only: Sequence[st
         topics.generated.name: "generated",
         topics.responses.name: "responses",
         topics.usage.name: "usage",
+        topics.policies.name: "policies",
         **{topics.lane(pool, lane).name: "lane" for pool in topics.pools for lane in Lane},
         **{topics.results(tenant).name: "results" for tenant in tenants},
     }
@@ -92,26 +110,63 @@ def _logged(names: Mapping[str, str], message: Message) -> Logged:
 
 def read_bills(stack: Stack) -> Iterator[dict[str, Any]]:
     """What the table has of usage, each row that its engine takes for another one."""
-    after = ""
-    while True:
-        answer = query(
-            stack.plan.settings,
-            f"SELECT usage_id, {', '.join(BILLED)} FROM usage_events FINAL WHERE usage_id >= '{after}'"
-            f" ORDER BY usage_id LIMIT {PAGE_ROWS}",
+    return bills_of(partial(query, stack.plan.settings), PAGE_ROWS)
+
+
+def bills_of(ask: Callable[[str], Mapping[str, Any]], most: int) -> Iterator[dict[str, Any]]:
+    """`ask`: what the operator's endpoint answers to a query, which gives `most` rows."""
+    chosen = ", ".join(f"{column} AS {name}" for name, column in COLUMNS.items())
+
+    def behind(place: tuple[Any, ...]) -> list[dict[str, Any]]:
+        answer = ask(
+            f"SELECT {chosen} FROM usage_events FINAL WHERE ({', '.join(PLACE)}) > {place!r}"
+            f" ORDER BY {', '.join(PLACE)} LIMIT {most}"
         )
-        rows = [dict(zip(answer["columns"], row, strict=True)) for row in answer["rows"]]
-        yield from (row for row in rows if row["usage_id"] != after)
-        if len(rows) < PAGE_ROWS:
+        rows = (dict(zip(answer["columns"], row, strict=True)) for row in answer["rows"])
+        return [row | {name: int(row[name]) for name in NUMBERS} for row in rows]
+
+    return pages(behind, most)
+
+
+def pages(behind: Callable[[tuple[Any, ...]], list[dict[str, Any]]], most: int) -> Iterator[dict[str, Any]]:
+    """All rows in the order of their places, where `behind` gives up to `most` of those behind one."""
+    place: tuple[Any, ...] = ("", 0, 0)
+    while True:
+        rows = behind(place)
+        yield from rows
+        if len(rows) < most:
             return
-        after = rows[-1]["usage_id"]
+        place = tuple(rows[-1][name] for name in PLACE)
+
+
+def read_held(stack: Stack) -> list[Held]:
+    """What quota holds now, for whoever has a key. Raises redis.RedisError."""
+    at_ms = time.time_ns() // 1_000_000
+    held = []
+    with redis.Redis.from_url(stack.plan.settings.redis.url, decode_responses=True) as client:
+        for tenant in stack.keys.api_keys:
+            for kind in ("active", "jobs"):
+                key = redis_keys.quota(stack.plan.settings.region, tenant, kind)
+                held += [
+                    Held(response_id=response_id, tenant=tenant, deadline_ms=int(deadline_ms), at_ms=at_ms)
+                    for response_id, deadline_ms in client.zrange(key, 0, -1, withscores=True)
+                ]
+    return held
+
+
+def prices_of(stack: Stack) -> Prices:
+    """As the catalogue of its settings has them."""
+    classes = ("uncached_input", "cached_input", "output", "reasoning")
+    models = stack.plan.settings.models
+    return {model.name: {name: str(getattr(model.price, name)) for name in classes} for model in models}
 
 
 def until_settled(stack: Stack, answers: Sequence[Answer], jobs: Sequence[Job], timeout_s: float) -> None:
-    """Until whatever was asked has ended and stands in the table of usage, or the time is over: then the history says
-    what is missing.
+    """Until whatever was asked has ended and stands in the table of usage, and quota has let go of it, or the time is
+    over: then the history says what is missing.
     """
     expected = {answer.response_id for answer in answers if answer.response_id}
-    custom_ids = {job.custom_id for job in jobs}
+    custom_ids = {job.custom_id for job in jobs if not job.failed}
     deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s:
         asked, billed, results = set(expected), set(), set()
@@ -125,11 +180,20 @@ def until_settled(stack: Stack, answers: Sequence[Answer], jobs: Sequence[Job], 
                     results.add(record.value["custom_id"])
         is_all = asked <= {each.rpartition("/")[0] for each in billed} and custom_ids <= results
         if is_all and _rows(stack) >= len(billed):
-            return
+            break
         time.sleep(1)
+    deadline_s = time.monotonic() + RELEASED_TIMEOUT_S
+    while _may_hold(stack) and time.monotonic() < deadline_s:
+        time.sleep(0.5)
+
+
+def _may_hold(stack: Stack) -> bool:
+    with suppress(redis.RedisError):
+        return bool(read_held(stack))
+    return True
 
 
 def _rows(stack: Stack) -> int:
-    with suppress(httpx.TransportError):  # billing may be starting again
+    with suppress(httpx.TransportError, CommandError):  # billing may be starting again
         return int(query(stack.plan.settings, "SELECT uniqExact(usage_id) AS n FROM usage_events")["rows"][0][0])
     return 0

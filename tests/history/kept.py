@@ -1,17 +1,19 @@
 """A history in a folder: `answers.jsonl` and `jobs.jsonl` (what clients saw), `log.jsonl.gz` (what Kafka holds),
-`bills.jsonl` (what was billed), `engine.json` (the arguments of the simulated engine, where it was that).
+`bills.jsonl` (what was billed), `held.jsonl` (what quota still held), `engine.json` (the arguments of the simulated
+engine, where it was that), `stack.json` (prices, and until when Redis may have lost what it knew).
 """
 
 import gzip
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.history.bills import Prices
 from tests.history.check import Verdict, check
 from tests.history.log import Log, Logged
-from tests.history.saw import Answer, Job, read_answers, read_jobs, write_lines
+from tests.history.saw import Answer, Held, Job, read_lines, write_lines
 from tests.history.undisturbed import Alone
 
 _FAST = 1
@@ -30,16 +32,23 @@ class History:
         log: Iterable[Logged],
         bills: Iterable[Mapping[str, Any]],
         engine_args: Mapping[str, Any] | None,
+        *,
+        prices: Prices | None = None,
+        held: Iterable[Held] = (),
+        memory_lost_at_ms: int = 0,
     ) -> None:
-        """`engine_args` None: it was another engine than the simulated one."""
+        """`engine_args` None: it was another engine than the simulated one. The rest as in `check`."""
         self.folder.mkdir(parents=True, exist_ok=True)
         write_lines(self.folder / "answers.jsonl", answers)
         write_lines(self.folder / "jobs.jsonl", jobs)
+        write_lines(self.folder / "held.jsonl", held)
         with gzip.open(self.folder / "log.jsonl.gz", "wt", compresslevel=_FAST, encoding="utf-8") as file:
             file.writelines(json.dumps(record) + "\n" for record in log)
+        (self.folder / "engine.json").write_text(json.dumps(engine_args))
+        stack = {"prices": prices, "memory_lost_at_ms": memory_lost_at_ms}
+        (self.folder / "stack.json").write_text(json.dumps(stack))
         with (self.folder / "bills.jsonl").open("w") as bills_file:
             bills_file.writelines(json.dumps(bill) + "\n" for bill in bills)
-        (self.folder / "engine.json").write_text(json.dumps(engine_args))
 
     def log(self) -> Log:
         log = Log()
@@ -52,10 +61,18 @@ class History:
             for line in file:
                 yield Logged(*json.loads(line))
 
-    def verdict(self, log: Log | None = None) -> Verdict:
+    def verdict(self, log: Log | None = None, endings: Collection[str] | None = None) -> Verdict:
         """`log`: if it was read already. Raises OSError where a file is missing, ValueError where one is broken."""
         bills = map(json.loads, (self.folder / "bills.jsonl").read_bytes().splitlines())
         engine_args = json.loads((self.folder / "engine.json").read_bytes())
-        answers, jobs = read_answers(self.folder / "answers.jsonl"), read_jobs(self.folder / "jobs.jsonl")
-        undisturbed = None if engine_args is None else Alone(engine_args)
-        return check(answers, jobs, self.log() if log is None else log, bills, undisturbed)
+        stack = json.loads((self.folder / "stack.json").read_bytes())
+        return check(
+            read_lines(self.folder / "answers.jsonl", Answer),
+            read_lines(self.folder / "jobs.jsonl", Job),
+            self.log() if log is None else log,
+            bills,
+            None if engine_args is None else Alone(engine_args),
+            endings=endings,
+            held=read_lines(self.folder / "held.jsonl", Held),
+            **stack,
+        )

@@ -1,17 +1,19 @@
-"""What Kafka holds, put together by response. It shares no code with what it judges: not one rule is imported.
+"""What Kafka holds, put together by response. Not one rule is imported of what is judged.
 
 Each topic in the order of its partitions' offsets; between topics there is none.
 """
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 
 class Logged(NamedTuple):
-    """A record. `topic`: without the region, and `lane` for any lane, `results` for those of any tenant."""
+    """A record. `topic`: without the region, and `lane` for any lane, `results` for those of any tenant. What was
+    removed from a topic that is compacted has no fields.
+    """
 
     topic: str
     partition: int
@@ -28,6 +30,7 @@ class Token(NamedTuple):
 
 class Released(NamedTuple):
     text: str
+    choice: int
     emitted_at_us: int
 
 
@@ -44,12 +47,16 @@ class Generated:
     """What counts of a response on `generated`."""
 
     opened: Mapping[str, Any] | None = None
+    refused: Mapping[str, Any] | None = None
+    """The ending of what was never opened."""
     began: list[Began] = field(default_factory=list)
     since: int = -1
     """Where the first fence stands that counts."""
     tokens: list[Token] = field(default_factory=list)
     finished: set[int] = field(default_factory=set)
     code: str = ""
+    cached_tokens: int = 0
+    """Of its prompt, found by the attempt that its first token is of."""
     is_spoilt: bool = False
     """A row of the attempt could not be used: no more of them counts."""
     void_us: set[int] = field(default_factory=set)
@@ -60,6 +67,26 @@ class Generated:
     @property
     def choices(self) -> int:
         return 1 if self.opened is None else int(self.opened.get("choices", 1))
+
+    @property
+    def about(self) -> Mapping[str, Any]:
+        """What says whose it is, for whom."""
+        return self.opened or self.refused or {}
+
+    @property
+    def tenant(self) -> str:
+        return str(self.about["scope"]["tenant_id"]) if self.about else ""
+
+    @property
+    def custom_id(self) -> str | None:
+        """Of a producer's job."""
+        name: str | None = self.about.get("reply_to", {}).get("custom_id")
+        return name
+
+    @property
+    def fallback(self) -> bool:
+        """Whether another model answers than the one that was asked for."""
+        return self.about.get("fallback") is not None
 
     @property
     def attempt_id(self) -> str:
@@ -82,7 +109,10 @@ class Generated:
         self.is_spoilt = False
         self.began.append(Began(attempt_id, record["worker_id"], at_ms))
 
-    def row(self, attempt_id: str, choice: int, first: int, texts: list[str], finish: str, emitted_at_us: int) -> None:
+    def row(
+        self, attempt_id: str, choice: int, first: int, texts: list[str], finish: str, emitted_at_us: int,
+        cached_tokens: int = 0,
+    ) -> None:  # fmt: skip
         if self.code or attempt_id != self.attempt_id or self.is_spoilt:
             self.void_us.add(emitted_at_us)
             if attempt_id in {each.attempt_id for each in self.began[:-1]}:
@@ -92,6 +122,8 @@ class Generated:
         if not 0 <= choice < self.choices or choice in self.finished or known < 0:
             self.void_us.add(emitted_at_us)
             return
+        if first == 1 and not known:
+            self.cached_tokens = cached_tokens
         self.tokens += [Token(text, choice, emitted_at_us) for text in texts[known:]]
         if finish:
             self.finished.add(choice)
@@ -108,6 +140,7 @@ class Generated:
             return
         if self.opened is not None or record["written_by"] == "admission":
             self.code = record["code"]
+            self.refused = record if self.opened is None else None
 
 
 @dataclass(slots=True)
@@ -133,56 +166,83 @@ def _texts(text: str, ends: list[int]) -> list[str]:
 
 
 class Log:
-    """All that was read, by response. `usage`: by usage id, and `results` by custom id, each that is different."""
+    """All that was read, by response. `requested`: each time that it was written. `places`: where of a topic it stands.
+    `usage`: by usage id, and `results` by custom id, each that is different. `phrases`: by the digest of a policy.
+    """
 
     def __init__(self) -> None:
-        self.requested: set[str] = set()
+        self.requested: dict[str, list[Mapping[str, Any]]] = {}
         self.admitted: dict[str, Mapping[str, Any]] = {}
         self.generated: dict[str, Generated] = defaultdict(Generated)
         self.told: dict[str, Told] = defaultdict(Told)
+        self.places: dict[tuple[str, str], set[str]] = defaultdict(set)
+        self.phrases: dict[str, Sequence[str]] = {}
         self.usage: dict[str, dict[str, Mapping[str, Any]]] = defaultdict(dict)
+        self.used_at_ms: dict[str, int] = {}
         self.results: dict[str, dict[str, Mapping[str, Any]]] = defaultdict(dict)
 
     def take(self, record: Logged) -> None:
         value = record.value
         match record.topic, value.get("type"):
             case "requests", _:
-                self.requested.add(value["response_id"])
+                self.requested.setdefault(value["response_id"], []).append(value)
             case "lane", _:
                 self.admitted.setdefault(value["response_id"], value)
-            case "generated", "frame":
-                self._frame(value)
-            case "generated", "opened":
-                self.generated[value["response_id"]].open(value)
-            case "generated", "fence":
-                self.generated[value["response_id"]].fence(value, record.offset, record.at_ms)
-            case "generated", "ending":
-                self.generated[value["response_id"]].ending(value)
+                self._stands(value["response_id"], record, f"{value['pool']}/{value['lane']}/")
+            case "generated", _:
+                self._generated(record)
             case "responses", "release":
-                self._release(value)
-            case "responses", "terminal":
-                self.told[value["response_id"]].terminals[_canonical(value)] = value
+                self._release(record)
+            case "responses", kind:
+                self._stands(value["response_id"], record)
+                if kind == "terminal":
+                    self.told[value["response_id"]].terminals[_canonical(value)] = value
             case "usage", "usage":
                 self.usage[value["usage_id"]][_canonical(value)] = value
+                self.used_at_ms[value["response_id"]] = record.at_ms
             case "results", _:
                 self.results[value["custom_id"]][_canonical(value)] = value
+            case "policies", "output_policy":
+                self.phrases[value["digest"]] = value["output_deny"]
 
-    def _frame(self, frame: Mapping[str, Any]) -> None:
-        for response_id, attempt_id, choice, first, tokens, text, ends, finish in zip(
+    def _stands(self, response_id: str, record: Logged, within: str = "") -> None:
+        self.places[record.topic, response_id].add(f"{within}{record.partition}")
+
+    def _generated(self, record: Logged) -> None:
+        value = record.value
+        if value["type"] == "frame":
+            self._frame(record)
+            return
+        self._stands(value["response_id"], record)
+        generated = self.generated[value["response_id"]]
+        match value["type"]:
+            case "opened":
+                generated.open(value)
+            case "fence":
+                generated.fence(value, record.offset, record.at_ms)
+            case "ending":
+                generated.ending(value)
+
+    def _frame(self, record: Logged) -> None:
+        frame = record.value
+        for response_id, attempt_id, choice, first, tokens, text, ends, finish, cached in zip(
             frame["response_id"], frame["attempt_id"], frame["choice"], frame["first_sequence"], frame["token_ids"],
-            frame["text"], frame["text_ends"], frame["finish"], strict=True,
+            frame["text"], frame["text_ends"], frame["finish"], frame["cached_tokens"], strict=True,
         ):  # fmt: skip
+            self._stands(response_id, record)
             generated = self.generated[response_id]
             if len(tokens) != len(ends) or ends != sorted(ends) or (ends and ends[-1] != len(text)):
                 generated.spoil(attempt_id)
                 continue
-            generated.row(attempt_id, choice, first, _texts(text, ends), finish, frame["emitted_at_us"])
+            generated.row(attempt_id, choice, first, _texts(text, ends), finish, frame["emitted_at_us"], cached)
 
-    def _release(self, release: Mapping[str, Any]) -> None:
-        for response_id, first, text, ends, emitted_at_us in zip(
-            release["response_id"], release["first_sequence"], release["text"], release["text_ends"],
-            release["emitted_at_us"], strict=True,
+    def _release(self, record: Logged) -> None:
+        release = record.value
+        for response_id, choice, first, text, ends, emitted_at_us in zip(
+            release["response_id"], release["choice"], release["first_sequence"], release["text"],
+            release["text_ends"], release["emitted_at_us"], strict=True,
         ):  # fmt: skip
+            self._stands(response_id, record)
             told = self.told[response_id]
             for number, each in enumerate(_texts(text, ends), first):
-                told.token(number, Released(each, emitted_at_us))
+                told.token(number, Released(each, choice, emitted_at_us))

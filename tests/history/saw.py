@@ -2,31 +2,39 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from pydantic import BaseModel
 
+Line = TypeVar("Line", bound=BaseModel)
+
 
 class Span(NamedTuple):
-    """Tokens that came together. `emitted_at_us` 0: the client was not told. `at_ms`: when they came, Unix time."""
+    """Tokens of one choice that came together. `emitted_at_us` 0: the client was not told. `at_ms`: when they came,
+    Unix time.
+    """
 
     first: int
     last: int
     text: str
     emitted_at_us: int
     at_ms: int
+    choice: int = 0
 
 
 class Answer(BaseModel):
     """One request, followed over as many connections as it took.
 
     `code`: the ending that was told, empty where none was; `terminal_sequence`: its number. `refused`: why nobody took
-    the request, as far as its client knows. `left`: why each connection was left before the end.
+    the request, as far as its client knows. `left`: why each connection was left before the end. `was_cancelled`: by
+    its client. `usage`: what it was told to have used, where it was told.
     """
 
     request: str
     how: str
     tenant: str
+    prompt: str = ""
+    """What was asked, as nobody else asks it. Empty: nobody wrote it down."""
     key: str = ""
     """The idempotency key, if it had one."""
     response_ids: list[str] = []
@@ -34,6 +42,8 @@ class Answer(BaseModel):
     spans: list[Span] = []
     code: str = ""
     terminal_sequence: int = 0
+    usage: dict[str, int] | None = None
+    was_cancelled: bool = False
     refused: str = ""
     left: list[str] = []
     cut: int = 0
@@ -74,10 +84,20 @@ class Answer(BaseModel):
 
 
 class Job(BaseModel):
-    """A job of a producer that Kafka acknowledged."""
+    """A job of a producer. `failed`: why its producer cannot know that Kafka has it; empty: Kafka acknowledged it."""
 
     custom_id: str
     tenant: str
+    failed: str = ""
+
+
+class Held(BaseModel):
+    """A reservation that stood in quota, with the deadline of its response, when all had ended (`at_ms`)."""
+
+    response_id: str
+    tenant: str
+    deadline_ms: int
+    at_ms: int
 
 
 def write_lines(path: Path, records: Iterable[BaseModel]) -> None:
@@ -85,9 +105,5 @@ def write_lines(path: Path, records: Iterable[BaseModel]) -> None:
         file.writelines(record.model_dump_json() + "\n" for record in records)
 
 
-def read_answers(path: Path) -> list[Answer]:
-    return [Answer.model_validate_json(line) for line in path.read_bytes().splitlines()]
-
-
-def read_jobs(path: Path) -> list[Job]:
-    return [Job.model_validate_json(line) for line in path.read_bytes().splitlines()]
+def read_lines(path: Path, kind: type[Line]) -> list[Line]:
+    return [kind.model_validate_json(line) for line in path.read_bytes().splitlines()]

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from schemas.endings import EndingCode
-from tests.chaos.clients import Asking, OverEvents, OverWebSocket
+from schemas.responses import TokenUsage
+from tests.chaos.clients import CANCEL_AFTER, Asking, OverEvents, OverWebSocket
 from tests.e2e.relay import Relay
 from tests.history.saw import Answer
 from tests.servers import free_ports
@@ -28,8 +29,8 @@ async def stack(redis_url: str) -> AsyncIterator[Stack]:
         yield served
 
 
-def asking(kind: type[Asking], *urls: str, key: str = "") -> Asking:
-    return kind(urls, KEY, BODY, Answer(request="1", how="either", tenant="acme", key=key))
+def asking(kind: type[Asking], *urls: str, key: str = "", cancels: bool = False, **more: Any) -> Asking:
+    return kind(urls, KEY, {**BODY, **more}, Answer(request="1", how="either", tenant="acme", key=key), cancels=cancels)
 
 
 @BOTH
@@ -104,3 +105,35 @@ async def test_who_is_refused_in_words_was_not_cut_off(stack: Stack) -> None:
     await asyncio.to_thread(client.follow)  # nobody admits it
     assert client.answer.refused == "unavailable"
     assert client.answer.cut == 0
+
+
+@BOTH
+async def test_each_token_is_written_down_as_of_its_choice(stack: Stack, kind: type[Asking]) -> None:
+    following = asyncio.create_task(asyncio.to_thread(asking(kind, stack.url, n=2).follow))
+    request = await stack.pipeline.next_request()
+    stack.pipeline.start(request)
+    stack.pipeline.release(request, 1, ["Once", "Twice"], [("content", 0, 0), ("content", 0, 1)])
+    stack.pipeline.end(request, 3, finish_reasons=["content_filter", "stop"], code=EndingCode.SAFETY_HALTED)
+    answer = await following
+    assert [(span.text, span.choice) for span in answer.spans] == [("Once", 0), ("Twice", 1)]
+    assert (answer.code, answer.terminal_sequence) == ("safety_halted", 3)
+
+
+async def test_who_cancels_says_so_again_at_the_next_gateway(stack: Stack) -> None:
+    with Relay(stack.url).running() as relay:
+        client = asking(OverWebSocket, relay.url, cancels=True)
+        following = asyncio.create_task(asyncio.to_thread(client.follow))
+        request = await stack.pipeline.next_request()
+        stack.pipeline.start(request)
+        stack.pipeline.release(request, 1, [" and"] * (CANCEL_AFTER - 1))
+        await until(lambda: client.answer.last == CANCEL_AFTER - 1, "it has some tokens")
+        assert not client.answer.was_cancelled
+        stack.pipeline.release(request, CANCEL_AFTER, [" so"])
+        await until(lambda: len(stack.pipeline.cancels()) == 1, "it is cancelled")
+        relay.cut()
+        await until(lambda: len(stack.pipeline.cancels()) == 2, "it is cancelled again")
+        stack.pipeline.end(request, CANCEL_AFTER + 1, EndingCode.CANCELLED)
+        answer = await following
+    assert (answer.was_cancelled, answer.code, answer.last) == (True, "cancelled", CANCEL_AFTER)
+    assert answer.usage is not None
+    assert answer.usage.keys() == TokenUsage().model_dump().keys()

@@ -1,0 +1,132 @@
+"""What is billed: one usage event for each choice, over the tokens that count, and one row for each event."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from decimal import Decimal
+from typing import Any
+
+from tests.history.log import Generated, Log
+from tests.history.violation import Violation, exactly_one
+
+CHARGED = frozenset({"completed", "cancelled", "safety_halted", "deadline_exceeded"})
+"""Endings for which tokens are charged, once a worker has begun: as analysts are told."""
+BILLED = (
+    "response_id", "choice", "endpoint", "model", "requested_model", "pool", "lane", "worker_id", "ending",
+    "finish_reason", "billable", "attempts", "uncached_input_tokens", "cached_input_tokens", "output_tokens",
+    "reasoning_tokens", "released_tokens", "reserved_tokens",
+)  # fmt: skip
+"""What the table has as the log has it; beside them tenant and time, which it has in columns of other names."""
+PRICED = {
+    "uncached_input_tokens": "uncached_input", "cached_input_tokens": "cached_input", "output_tokens": "output",
+    "reasoning_tokens": "reasoning",
+}  # fmt: skip
+PICO_PER_TOKEN_OF_PRICE = 10**6
+"""Of a price per million tokens."""
+
+Prices = Mapping[str, Mapping[str, str]]
+"""Of each model, what a million tokens of each class cost, as in the catalogue, where none changed meanwhile."""
+
+
+def of_usage(response_ids: Iterable[str], log: Log) -> Iterator[Violation]:
+    """`response_ids`: of all that there are. Each choice of them has its usage event, and nothing else has one."""
+    known: set[str] = set()
+    for response_id in response_ids:
+        generated = log.generated[response_id]
+        known |= {f"{response_id}/{choice}" for choice in range(generated.choices)}
+        for terminal in log.told[response_id].terminals.values():
+            yield from _bill_of(response_id, log, generated, terminal)
+    for usage_id in sorted(log.usage.keys() - known):
+        yield Violation("billed", usage_id, "it is no choice of any response")
+
+
+def _bill_of(response_id: str, log: Log, generated: Generated, terminal: Mapping[str, Any]) -> Iterator[Violation]:
+    released = 0
+    used: Counter[str] = Counter()
+    for choice in range(generated.choices):
+        usage_id = f"{response_id}/{choice}"
+        events = log.usage.get(usage_id, {})
+        yield from exactly_one(events, usage_id, "usage event")
+        for event in events.values():
+            due = _due(generated, choice, terminal)
+            for name, value in due.items():
+                if event[name] != value:
+                    yield Violation("billed", usage_id, f"{name} is {event[name]}, and should be {value}")
+            if (tenant := event["scope"]["tenant_id"]) != generated.tenant:
+                yield Violation("billed", usage_id, f"{tenant} is to pay what {generated.tenant} asked for")
+            output = event["output_tokens"] + event["reasoning_tokens"]
+            tokens = sum(token.choice == choice for token in generated.tokens)
+            if output != tokens:
+                yield Violation("billed", usage_id, f"{output} tokens are billed, and {tokens} count")
+            released += event["released_tokens"]
+            used += Counter(
+                cached_tokens=event["cached_input_tokens"], completion_tokens=output,
+                reasoning_tokens=event["reasoning_tokens"],
+            )  # fmt: skip
+    if released != terminal["sequence_number"] - 1:
+        what = f"{released} tokens are billed as released, and it ends after {terminal['sequence_number'] - 1}"
+        yield Violation("billed", response_id, what)
+    for name in ("cached_tokens", "completion_tokens", "reasoning_tokens"):
+        if (told := terminal["usage"][name]) != used[name]:
+            what = f"its client is told of {told} {name.replace('_', ' ')}, and {used[name]} are billed"
+            yield Violation("billed", response_id, what)
+    if generated.opened is not None and terminal["usage"]["prompt_tokens"] != generated.opened["prompt_tokens"]:
+        told = terminal["usage"]["prompt_tokens"]
+        yield Violation("billed", response_id, f"its client is told of {told} tokens of its prompt")
+
+
+def _due(generated: Generated, choice: int, terminal: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the event of that choice. What was never opened has no model that was to answer."""
+    taken, opened, about = bool(generated.began), generated.opened, generated.opened or generated.refused
+    first = taken and opened is not None and not choice
+    cached = min(generated.cached_tokens, opened["prompt_tokens"]) if first and opened is not None else 0
+    finish_reasons = terminal["finish_reasons"]
+    return {
+        "response_id": terminal["response_id"],
+        "choice": choice,
+        "ending": terminal["code"],
+        "finish_reason": finish_reasons[choice] if choice < len(finish_reasons) else "",
+        "attempts": len(generated.began),
+        "billable": taken and terminal["code"] in CHARGED,
+        "uncached_input_tokens": opened["prompt_tokens"] - cached if first and opened is not None else 0,
+        "cached_input_tokens": cached,
+        "reserved_tokens": opened["reserved_tokens"] if opened is not None and not choice else 0,
+        **{name: "" if opened is None else opened[name] for name in ("model", "pool", "lane")},
+        **{name: about[name] for name in ("requested_model", "endpoint", "accepted_at_ms") if about is not None},
+    }
+
+
+def of_bills(log: Log, bills: Iterable[Mapping[str, Any]], prices: Prices | None = None) -> Iterator[Violation]:
+    """The table has one row for each usage event, says what that says, and charges what that costs. `prices` None:
+    nobody knows them.
+    """
+    rows: Counter[str] = Counter()
+    for bill in bills:
+        usage_id = bill["usage_id"]
+        rows[usage_id] += 1
+        event = next(iter(log.usage.get(usage_id, {}).values()), None)
+        if event is None:
+            yield Violation("billed", usage_id, "the table has it and the log does not")
+            continue
+        said = {name: event[name] for name in (*BILLED, "accepted_at_ms")} | {"tenant_id": event["scope"]["tenant_id"]}
+        for name, value in said.items():
+            if bill[name] != value:
+                yield Violation("billed", usage_id, f"{name} is {bill[name]} in the table and {value} in the log")
+        if prices is not None:
+            due = _charge(event, prices)
+            if (charged := (bill["charge_state"], bill["cost_pico"])) != due:
+                yield Violation("billed", usage_id, f"it is {charged[0]}, {charged[1]} pico, and should be {due}")
+    for usage_id, count in rows.items():
+        if count > 1:
+            yield Violation("doubled", usage_id, f"the table has {count} rows of it")
+    for usage_id in log.usage.keys() - rows.keys():
+        yield Violation("lost", usage_id, "the table does not have it")
+
+
+def _charge(event: Mapping[str, Any], prices: Prices) -> tuple[str, int]:
+    """What becomes of it, and what it costs."""
+    if not event["billable"]:
+        return "not_billable", 0
+    if (price := prices.get(event["model"])) is None:
+        return "suspense", 0
+    each = (event[tokens] * Decimal(price[name]) * PICO_PER_TOKEN_OF_PRICE for tokens, name in PRICED.items())
+    return "priced", int(sum(each))
