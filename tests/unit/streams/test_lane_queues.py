@@ -1,4 +1,4 @@
-"""What waits in a lane is told of all workers that say it: how many, since when, and how long by how fast others went."""
+"""What waits in a lane is told of all workers that say it: how many, since when, how long by how fast others went."""
 
 from collections.abc import Sequence
 
