@@ -4,7 +4,10 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histo
 
 from gpu_consumers.core.scheduler import Why
 from gpu_consumers.engines.port import EngineStats
-from schemas.request import Lane
+from schemas.request import LANES, Lane
+from schemas.worker import OfTenants, OfTenantsByLane, WorkerState
+from streams.drain import DrainWindow
+from streams.lane_queues import lane_queues
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 30, 60, 120)
 _TOKEN_SECONDS = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1)
@@ -22,8 +25,19 @@ class WorkerMetrics:
             "sluice_worker_waiting_requests", "Requests read but not in the engine", ["lane"], registry=registry
         )
         self._queue_age = Gauge(
-            "sluice_worker_queue_age_seconds", "Age of the request that is next", ["lane"], registry=registry
+            "sluice_worker_queue_age_seconds", "Age of the oldest of these requests", ["lane"], registry=registry
         )
+        self._queue_wait = Gauge(
+            "sluice_worker_queue_wait_seconds", "How long a request that comes now waits, about; absent: not measured",
+            ["lane"], registry=registry,
+        )  # fmt: skip
+        self._drain = DrainWindow()
+        self._given = Counter(
+            "sluice_worker_given_tokens",
+            "What has left the engine of a tenant: prompts, and twice what was generated, by its weight",
+            ["lane", "tenant"], registry=registry,
+        )  # fmt: skip
+        self._given_told: OfTenantsByLane = {}
         self._kv_used = Gauge("sluice_worker_kv_blocks_used", "KV-cache blocks that requests hold", registry=registry)
         self._kv_reserved = Gauge(
             "sluice_worker_kv_blocks_reserved", "KV-cache blocks that requests in the engine are taken to need at most",
@@ -112,3 +126,25 @@ class WorkerMetrics:
         for lane, count in waiting.items():
             self._waiting.labels(lane.value).set(count)
             self._queue_age.labels(lane.value).set(oldest_waiting_ms[lane] / 1_000)
+
+    def beat(self, state: WorkerState) -> None:
+        """Its own heartbeats, in order. Of tenants that one does not name there are no counters, so that these are as
+        few; one that is named again has counted on meanwhile.
+        """
+        self._drain.add(state)
+        workers, drains = {state.worker_id: state}, {state.worker_id: self._drain}
+        for lane in LANES:
+            wait_ms = lane_queues(state.pool, lane, workers, drains, state.beat_at_ms).wait_ms
+            if wait_ms is not None:
+                self._queue_wait.labels(lane.value).set(wait_ms / 1_000)
+            else:
+                self._queue_wait.remove(lane.value)
+            self._tell_given(lane, state.given_of.get(lane, {}))
+        self._given_told = state.given_of
+
+    def _tell_given(self, lane: Lane, given: OfTenants) -> None:
+        told = self._given_told.get(lane, {})
+        for tenant_id in told.keys() - given.keys():
+            self._given.remove(lane.value, tenant_id)
+        for tenant_id, tokens in given.items():
+            self._given.labels(lane.value, tenant_id).inc(max(tokens - told.get(tenant_id, 0), 0))

@@ -387,4 +387,5 @@ class Worker:
         self._metrics.memory(stats, self._core.kv_blocks_reserved)
         self._metrics.gauges(stats, self._core.waiting(), self._core.oldest_waiting_ms(now_ms))
         state = self._core.state(self._life, stats, round(tokens_per_second, 1), engine.accepts_seed, now_ms)
+        self._metrics.beat(state)
         self._publish(Publish(self._topics.workers.name, None, state.worker_id, state.encode(), None))

@@ -13,6 +13,10 @@ class LaneQueues(NamedTuple):
     """Of all workers of a pool. None: nobody says, or too little waited lately to measure it."""
 
     waiting: int | None = None
+    oldest_ms: int | None = None
+    """How long what waits has waited at most."""
+    before: int | None = None
+    """Requests that go before one that comes now: of the lane, and of those above."""
     left_per_s: float | None = None
     wait_ms: int | None = None
     """That a request which comes now would wait for others."""
@@ -29,6 +33,8 @@ def lane_queues(
     before = sum(waiting(state.queues, AHEAD[lane]) for state in live)
     return LaneQueues(
         sum(waiting(state.queues, (lane,)) for state in live),
+        max(state.queues[lane].oldest_ms if lane in state.queues else 0 for state in live),
+        before,
         None if own is None else own.requests_per_s,
         wait_ms(before, ahead) if before else 0,
     )

@@ -1,8 +1,6 @@
 """What a running stack says about itself, read from Kafka."""
 
-import time
 from collections import defaultdict
-from contextlib import closing, suppress
 from urllib.parse import urlsplit
 
 from confluent_kafka import (
@@ -13,32 +11,13 @@ from confluent_kafka import (
 from confluent_kafka import TopicPartition as NativePartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
-from schemas.brownout import PoolLevel
-from schemas.codec import Undecodable
-from schemas.worker import WorkerState
-from streams import heartbeats
-from streams.log.kafka import KafkaConsumer, client_config
+from streams.log.kafka import client_config
 from streams.log.kafka.watch import asked_in_time
 from streams.log.port import TopicPartition
-from streams.log.reading import kept_offsets, read_offsets
 from streams.log.watch import Lag, lag_by_topic
-from streams.pool_levels import read_levels
 from streams.settings import KafkaSettings
-from streams.topics import Topics
 
 CALL_TIMEOUT_S = 10.0
-
-
-def shown_state(worker: WorkerState, now_ms: int) -> str:
-    """What the last heartbeat says, or `gone` where its lease has passed: no router sends it anything any more.
-
-    Of one that is ready, whether its engine fails: it is sent nothing, or one request at a time.
-    """
-    if not worker.is_live(now_ms):
-        return "gone"
-    if worker.state == "ready" and (failing := worker.failing) is not None:
-        return f"engine fails ({failing.failed} of {failing.attempts})"
-    return worker.state
 
 
 def without_credentials(url: str) -> str:
@@ -110,24 +89,3 @@ def record_counts(settings: KafkaSettings, topics: list[str]) -> dict[str, int]:
         for place, end in _ends(admin, set(partitions)).items():
             counts[place.topic] += end
         return dict(counts)
-
-
-def pool_levels(settings: KafkaSettings, topics: Topics) -> dict[str, PoolLevel]:
-    """How far each pool is degraded. Raises LogError."""
-    with closing(KafkaConsumer(settings, None, "sluice-status")) as consumer:
-        said = read_levels(consumer, topics.brownout.name)
-    return {pool: said.get(pool) or PoolLevel(pool=pool, level=0, since_ms=0) for pool in topics.pools}
-
-
-def worker_states(settings: KafkaSettings, topics: Topics) -> list[WorkerState]:
-    """Each worker's last heartbeat, by worker id. Raises LogError."""
-    consumer = KafkaConsumer(settings, None, "sluice-status")
-    states: dict[str, WorkerState] = {}
-    try:
-        offsets = kept_offsets(consumer, consumer.partitions(topics.workers.name))
-        for record in read_offsets(consumer, offsets, time.monotonic() + CALL_TIMEOUT_S):
-            with suppress(Undecodable):
-                heartbeats.take(record, states)
-    finally:
-        consumer.close()
-    return [states[worker_id] for worker_id in sorted(states)]

@@ -3,37 +3,32 @@
 import json
 import sys
 import time
-from collections.abc import Mapping
+from contextlib import closing, suppress
 from datetime import UTC, datetime
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
 
+import typer
+from rich.console import Group
+from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
 from deploy.cli.app import DataOption, JsonOption, app, err, nothing_runs, out, running, settings_of
-from deploy.cli.inspection import (
-    consumer_lag,
-    pool_levels,
-    record_counts,
-    shown_state,
-    without_credentials,
-    worker_states,
-)
+from deploy.cli.inspection import record_counts, without_credentials
+from deploy.cli.standing import UNKNOWN, Looker, Standing, tables
 from deploy.local.data_folder import DataFolder, RunRecord
 from deploy.local.supervision import State
 from deploy.paths import DEFAULT_DATA
-from schemas.brownout import PoolLevel
-from schemas.worker import WorkerState
 from streams.access import producer_prefix
 from streams.log.port import LogError
-from streams.log.watch import Lag
 from streams.toml_directory import read_tenants
 
+LOOK_EVERY_S = 2.0
 
-def status_of(
-    folder: DataFolder, lag: Lag | None = None, levels: Mapping[str, PoolLevel] | None = None
-) -> dict[str, Any]:
-    """What `sluice status --json` prints; `lag` and `levels` None: not known. Raises CommandError, DataFolderError."""
+
+def status_of(folder: DataFolder, standing: Standing | None = None) -> dict[str, Any]:
+    """What `sluice status --json` prints; without `standing` it is not known. Raises CommandError, DataFolderError."""
     run = folder.read_run()
     if run is None:
         raise nothing_runs(folder)
@@ -64,73 +59,74 @@ def status_of(
             "group_prefix": producer_prefix(settings.topics, tenant),
         },
         "processes": [record.model_dump(mode="json") for record in run.processes],
-        "lag": lag,
-        "brownout": None if levels is None else {pool: said.level for pool, said in levels.items()},
+        **(UNKNOWN if standing is None else standing.as_json()),
         "data": str(folder.path),
     }
 
 
 @app.command()
-def status(data: DataOption = DEFAULT_DATA, as_json: JsonOption = False) -> None:
-    """Shows each process, each worker and the lag of each topic. Exit code 1 when a process is not ready."""
-    folder, run = running(data)
-    settings = settings_of(run)
-    lag: Lag | None = None
-    levels: dict[str, PoolLevel] | None = None
-    workers: list[WorkerState] = []
-    try:
-        lag, levels, workers = (
-            consumer_lag(settings.kafka),
-            pool_levels(settings.kafka, settings.topics),
-            [] if as_json else worker_states(settings.kafka, settings.topics),
-        )
-    except LogError as error:
-        err.print(f"[yellow]sluice:[/yellow] Kafka does not say how workers and lag are: {escape(str(error))}")
-    shown = status_of(folder, lag, levels)
-    if as_json:
-        print(json.dumps(shown, indent=1))
-    else:
-        _show(shown, run, workers, levels or {})
-    if any(record.state is not State.READY for record in run.processes):
+def status(
+    seconds: Annotated[float | None, typer.Argument(help="Of --watch: between two looks.", min=0.5)] = None,
+    data: DataOption = DEFAULT_DATA,
+    as_json: JsonOption = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Goes on to look, every two seconds.")] = False,
+) -> None:
+    """Shows pools, lanes, tenants' shares, workers, processes and lag. Exit code 1 when a process is not ready."""
+    if seconds is not None and not watch:
+        raise typer.BadParameter("seconds are between the looks of --watch")
+    _, run = running(data)
+    with closing(Looker(settings_of(run))) as looker:
+        if watch:
+            with suppress(KeyboardInterrupt):
+                _go_on(data, looker, as_json, LOOK_EVERY_S if seconds is None else seconds)
+            return
+        look = _look(data, looker)
+    _tell(look, as_json, indent=1)
+    if any(record.state is not State.READY for record in look.run.processes):
         sys.exit(1)
 
 
-def _show(shown: dict[str, Any], run: RunRecord, workers: list[WorkerState], levels: Mapping[str, PoolLevel]) -> None:
-    title = f"{' '.join(shown['gateways'])}  {shown['engine']}"
-    processes = Table("process", "pid", "state", "restarts", "detail", title=title)
-    for record in run.processes:
-        colour = {State.READY: "green", State.STARTING: "yellow"}.get(record.state, "red")
-        processes.add_row(
-            record.name, str(record.pid or ""), f"[{colour}]{record.state}[/{colour}]", str(record.restarts or ""),
-            escape(record.detail),
-        )  # fmt: skip
-    out.print(processes)
-    if shown["lag"] is None:
-        return
-    beats = Table("worker", "pool", "state", "running", "waiting", "tokens/s", "KV blocks", "cached", title="workers")
-    now_ms = time.time_ns() // 1_000_000
-    for worker in workers:
-        blocks = f"{worker.kv_blocks_used}/{worker.kv_blocks_total}"
-        cached = f"{worker.cached_tokens / worker.prompt_tokens:.0%}" if worker.prompt_tokens else ""
-        beats.add_row(
-            worker.worker_id, worker.pool, shown_state(worker, now_ms), f"{worker.running}/{worker.max_running}",
-            str(worker.waiting), f"{worker.tokens_per_second:.0f}", blocks, cached,
-        )  # fmt: skip
-    out.print(beats)
-    degraded = Table("pool", "brownout", "since", "why", title="degradation")
-    for pool, said in levels.items():
-        colour = "red" if said.level else "green"
-        degraded.add_row(pool, f"[{colour}]{said.level}[/{colour}]", _shown_time(said.since_ms), escape(said.why))
-    out.print(degraded)
-    behind = Table("group", "topic", "lag", title="lag")
-    for group, lag_by_topic in shown["lag"].items():
-        for topic, records in lag_by_topic.items():
-            behind.add_row(group, topic, str(records))
-    out.print(behind)
+class _Look(NamedTuple):
+    folder: DataFolder
+    run: RunRecord
+    standing: Standing | None
+    warning: str = ""
+
+    def for_people(self) -> list[str | Table]:
+        at = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S UTC}"
+        title = f"{' '.join(self.run.gateways or [self.run.gateway])}  {self.run.engine}  {at}"
+        return [title, *tables(self.run, self.standing)]
 
 
-def _shown_time(at_ms: int) -> str:
-    return datetime.fromtimestamp(at_ms / 1_000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC") if at_ms else ""
+def _look(data: Path, looker: Looker) -> _Look:
+    folder, run = running(data)
+    try:
+        return _Look(folder, run, looker.look())
+    except LogError as error:
+        why = f"Kafka does not say how workers and lag are: {escape(str(error))}"
+        return _Look(folder, run, None, f"[yellow]sluice:[/yellow] {why}")
+
+
+def _tell(look: _Look, as_json: bool, indent: int | None = None) -> None:
+    if look.warning:
+        err.print(look.warning)
+    if as_json:
+        print(json.dumps(status_of(look.folder, look.standing), indent=indent), flush=True)
+    else:
+        out.print(*look.for_people(), sep="\n")
+
+
+def _go_on(data: Path, looker: Looker, as_json: bool, every_s: float) -> None:
+    """Until it is interrupted, or the stack ends. Of JSON each look is a line; a terminal shows the last look alone."""
+    if as_json or not out.is_terminal:
+        while True:
+            _tell(_look(data, looker), as_json)
+            time.sleep(every_s)
+    with Live(console=out, screen=True, auto_refresh=False) as live:
+        while True:
+            look = _look(data, looker)
+            live.update(Group(*([look.warning] if look.warning else []), *look.for_people()), refresh=True)
+            time.sleep(every_s)
 
 
 @app.command()

@@ -8,7 +8,8 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 
 from schemas.request import Lane
-from schemas.worker import MAX_TENANTS, OfTenantsByLane, WorkerState
+from schemas.worker import OfTenantsByLane, WorkerState
+from streams.service_shares import given_between
 
 Service = Mapping[str, int]
 """Tokens by tenant, as `FairQueue` counts them."""
@@ -34,13 +35,8 @@ class PoolShares:
         before = self._told.get(state.worker_id)
         self._told[state.worker_id] = state
         if before is not None:
-            is_same_life = before.counts_since_ms == state.counts_since_ms
-            for lane, given in state.given_of.items():
-                known = before.given_of.get(lane, {}) if is_same_life else {}
-                for tenant_id, tokens in given.items():
-                    # Where not all are told of, one may have been left out before: nobody knows since when.
-                    then = known.get(tenant_id, tokens if len(known) == MAX_TENANTS else 0)
-                    self._elsewhere[lane][tenant_id] += max(tokens - then, 0)
+            for lane, tenant_id, tokens in given_between(before, state):
+                self._elsewhere[lane][tenant_id] += tokens
         return None
 
     def _own(self, state: WorkerState, counts_since_ms: int) -> OfTenantsByLane | None:

@@ -116,11 +116,12 @@ def picture_chat(page: ChatPage, stack: Stack) -> None:
 
 
 def picture_operations(page: Page, key: str) -> None:
-    page.dress("light", (1_180, 1_000))
+    page.dress("light", (1_180, 1_300))
     page.connect(key)
     page.until_says("status", "live")
     until(lambda: len(page.all("path.flows")) > 3, "it flows", 60)
     until(lambda: len(page.all("#recent tbody tr")) > 12, "much has ended", 60)
+    until(lambda: len(page.all("#shares tbody tr")) > 2, "each tenant was given something", 60)
     keep(page, "operations")
 
 

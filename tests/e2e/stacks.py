@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import openai
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from deploy.local.runner import Stack, simulated
 from deploy.tenants_file import create_api_key, create_tenant, write_tenants
@@ -140,8 +141,7 @@ def outcomes(stack: Stack) -> dict[str, float]:
     """How many requests admission has concluded, by outcome."""
     return {
         sample.labels["code"]: sample.value
-        for family in text_string_to_metric_families(metrics_text(stack, "admission-1"))
-        for sample in family.samples
+        for sample in samples(stack, "admission-1")
         if sample.name == "sluice_admission_outcomes_total"
     }
 
@@ -151,12 +151,16 @@ def metrics_text(stack: Stack, process: str) -> str:
     return httpx.get(url, timeout=TIMEOUT_S, verify=NO_TLS).text
 
 
+def samples(stack: Stack, process: str) -> list[Sample]:
+    families = text_string_to_metric_families(metrics_text(stack, process))
+    return [sample for family in families for sample in family.samples]
+
+
 def worker_metrics(stack: Stack, worker: str = "worker-1") -> dict[str, float]:
     """Each metric of the worker, summed over its labels."""
     totals: dict[str, float] = {}
-    for family in text_string_to_metric_families(metrics_text(stack, worker)):
-        for sample in family.samples:
-            totals[sample.name] = totals.get(sample.name, 0) + sample.value
+    for sample in samples(stack, worker):
+        totals[sample.name] = totals.get(sample.name, 0) + sample.value
     return totals
 
 

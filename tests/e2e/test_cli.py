@@ -1,9 +1,12 @@
 """The `sluice` command on a running stack."""
 
 import json
+import re
+import signal
 import subprocess
 import sys
 import uuid
+from collections import defaultdict
 from typing import Any
 
 import httpx
@@ -11,7 +14,7 @@ import psutil
 import pytest
 
 from deploy.local.runner import Stack
-from tests.e2e.stacks import TIMEOUT_S, body
+from tests.e2e.stacks import TIMEOUT_S, body, http_client, samples
 from tests.servers import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
@@ -74,11 +77,104 @@ def test_every_process_keeps_its_temporary_files_in_the_data_folder(stack: Stack
             assert psutil.Process(process.pid).environ()["TMPDIR"] == str(stack.data.scratch)
 
 
-def test_status_for_people_names_every_process_and_worker(stack: Stack) -> None:
-    done = sluice(stack, "status")
-    assert done.returncode == 0, done.stderr
-    for name in PROCESSES:
-        assert name in done.stdout
+def is_asked(stack: Stack) -> None:
+    with http_client(stack) as client:
+        assert client.post("/v1/chat/completions", json=body(max_tokens=4)).status_code == 200
+
+
+def rows(text: str) -> set[tuple[str, ...]]:
+    """Of all tables that `sluice` prints."""
+    return {tuple(cell.strip() for cell in line.split("│")[1:-1]) for line in text.splitlines() if line.startswith("│")}
+
+
+def test_status_for_people_shows_processes_workers_lanes_and_what_tenants_were_given(stack: Stack) -> None:
+    told = ""
+
+    def is_given() -> bool:
+        nonlocal told
+        is_asked(stack)
+        done = sluice(stack, "status")
+        assert done.returncode == 0, done.stderr
+        told = done.stdout
+        return any(row[:2] == ("default", "demo") and row[2].endswith("%") for row in rows(told))
+
+    until(is_given, "what its tenant was given is told", TIMEOUT_S)
+    cells = rows(told)
+    assert {row[0] for row in cells if len(row) == 5 and row[2] == "ready"} == PROCESSES
+    workers = {row[0]: row for row in cells if len(row) == 8}
+    assert {name: row[1:3] for name, row in workers.items()} == {
+        "worker-1": ("default", "ready"), "worker-2": ("embeddings", "ready"),
+    }  # fmt: skip
+    assert re.fullmatch(r"\d+/[1-9]\d*", workers["worker-1"][6]), "KV blocks"
+    [pool] = [row for row in cells if len(row) == 7 and row[0] == "default"]
+    assert pool[1] == "0", "its brownout level"
+    assert pool[4] == "1 of 1 ready"
+    assert pool[6].endswith("%"), "of its prompts some part was cached"
+    lanes = {row[:2]: row[2:] for row in cells if len(row) == 6}
+    assert set(lanes) == {
+        (pool, lane) for pool in ("default", "embeddings") for lane in ("interactive", "standard", "batch")
+    }
+    assert lanes["default", "interactive"][:2] == ("0", "0.0 s"), "nothing waits, and the oldest of it has no age"
+
+
+def test_a_script_is_told_how_pools_lanes_workers_and_shares_stand(stack: Stack) -> None:
+    told: dict[str, Any] = {}
+
+    def is_given() -> bool:
+        is_asked(stack)
+        told.update(shown(stack, "status"))
+        return "demo" in [share["tenant_id"] for share in told["shares"]]
+
+    until(is_given, "what its tenant was given is told", TIMEOUT_S)
+    assert {share["pool"] for share in told["shares"]} <= {"default", "embeddings"}
+    assert all(0 < share["share"] <= 1 and share["given"] > 0 for share in told["shares"])
+    assert {worker["worker_id"]: worker["state"] for worker in told["workers"]} == {
+        "worker-1": "ready", "worker-2": "ready",
+    }  # fmt: skip
+    lanes = {(lane["pool"], lane["lane"]): lane for lane in told["lanes"]}
+    assert len(lanes) == 6
+    assert set(lanes["default", "standard"]) == {
+        "pool", "lane", "waiting", "oldest_ms", "before", "left_per_s", "wait_ms",
+    }  # fmt: skip
+    assert lanes["default", "interactive"]["wait_ms"] == 0, "nobody waits there, for whom one that comes would wait"
+    [pool] = [pool for pool in told["pools"] if pool["pool"] == "default"]
+    assert (pool["level"], pool["workers_ready"]) == (0, 1)
+    assert pool["kv_blocks_total"] > 0
+    assert pool["prompt_tokens"] >= pool["cached_tokens"] >= 0
+
+
+def test_what_is_watched_is_told_again_and_again(stack: Stack) -> None:
+    command = [sys.executable, "-m", "deploy.cli", "status", "--watch", "0.5", "--json", "--data", str(stack.data.path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
+        assert watching.stdout is not None
+        lines = [watching.stdout.readline() for _ in range(3)]
+        watching.send_signal(signal.SIGINT)
+        assert watching.wait(TIMEOUT_S) == 0
+    beats = [min(worker["beat_ago_ms"] for worker in json.loads(line)["workers"]) for line in lines]
+    assert max(beats) < 60_000, "each look sees heartbeats that came since"
+
+
+def test_a_scraper_reads_a_workers_lanes_and_what_tenants_were_given(stack: Stack) -> None:
+    is_asked(stack)
+
+    def scraped() -> dict[str, dict[tuple[str, ...], float]]:
+        found: defaultdict[str, dict[tuple[str, ...], float]] = defaultdict(dict)
+        for each in (*samples(stack, "worker-1"), *samples(stack, "admission-1")):
+            found[each.name][tuple(each.labels.values())] = each.value
+        return found
+
+    until(
+        lambda: any(tenant == "demo" for _, tenant in scraped()["sluice_worker_given_tokens_total"]),
+        "what its tenant was given is counted",
+        TIMEOUT_S,
+    )
+    seen = scraped()
+    assert seen["sluice_brownout_level"]["default",] == 0
+    lanes = {("interactive",), ("standard",), ("batch",)}
+    for name in ("waiting_requests", "queue_age_seconds", "queue_wait_seconds"):
+        assert lanes >= set(seen[f"sluice_worker_{name}"]) >= {("interactive",)}, name
+    assert seen["sluice_worker_kv_blocks"][()] > seen["sluice_worker_kv_blocks_used"][()] >= 0
+    assert seen["sluice_worker_prompt_tokens_total"][()] >= seen["sluice_worker_cached_prompt_tokens_total"][()]
 
 
 def test_what_has_been_answered_is_committed_by_every_group(stack: Stack) -> None:

@@ -1,5 +1,6 @@
 """The operations page in a real browser, of a whole stack at work."""
 
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -76,6 +77,16 @@ def test_the_flow_is_seen_live(page: Page, admin_key: str) -> None:
     assert {"requests", "admission", "post-safety", "gateways", "settlement", "billing", "standard"} <= {*drawn}
     assert "worker-1" in drawn
     until(lambda: "ready" in page.texts("#workers td") and page.all("#workers meter"), "workers are shown", TIMEOUT_S)
+    pool = [cell.strip() for cell in page.texts("#pools tr:nth-child(1) td")]
+    assert (pool[0], pool[1], pool[2]) == ("default", "level 0", "1 of 1 ready")
+    assert re.fullmatch(r"[\d,]+ / [1-9][\d,]*", pool[3]), "KV blocks"
+    assert re.fullmatch(r"\d+ %", pool[4]), "of its prompts some part was cached"
+    lanes = page.texts("#lanes td:nth-child(2)")
+    assert lanes == ["interactive", "standard", "batch"] * 2
+    interactive = page.texts("#lanes tr:nth-child(1) td")
+    assert interactive[2:6] == ["0", "0.0 s", "about 0.0 s", "0"], "waiting, oldest, wait and ahead"
+    until(lambda: "demo" in page.texts("#shares td"), "what its tenant was given is shown", TIMEOUT_S)
+    assert any(re.fullmatch(r" \d+ %", cell) for cell in page.texts("#shares td"))
     until(lambda: "completed" in page.texts("#reasons td"), "endings are counted by reason", TIMEOUT_S)
     until(lambda: "The answer is complete." in page.texts("#recent td"), "and one by one", TIMEOUT_S)
     lags = {"admission", "gateway", "post-safety", "worker"}
@@ -131,3 +142,6 @@ def test_the_data_are_for_administrators_alone(stack: Stack, admin_key: str) -> 
 
         until(seen, "the log was looked at", TIMEOUT_S, every_s=0.2)
     assert {worker["state"] for worker in told["workers"]} == {"ready"}
+    assert {pool["pool"]: pool["level"] for pool in told["pools"]} == {"default": 0, "embeddings": 0}
+    lanes = {(lane["pool"], lane["lane"]): lane for lane in told["lanes"]}
+    assert (lanes["default", "interactive"]["waiting"], lanes["default", "interactive"]["oldest_ms"]) == (0, 0)

@@ -3,15 +3,13 @@
 from collections.abc import Collection
 from contextlib import ExitStack
 
-from schemas.brownout import PoolLevel
 from schemas.request import LANES
-from schemas.worker import WorkerState
 from streams.access import process_roles
-from streams.drain import DrainWindow, learned
-from streams.heartbeats import Heartbeats
+from streams.clocks import now_ms
 from streams.log.port import LogConsumer, TopicPartition
 from streams.log.watch import LogWatch, Sight
-from streams.pool_levels import read_levels
+from streams.pool_watch import PoolWatch
+from streams.pools_now import PoolsSeen
 from streams.topics import Topic, Topics
 
 
@@ -34,30 +32,17 @@ class Eyes:
 
     def __init__(self, watch: LogWatch, reader: LogConsumer, topics: Topics) -> None:
         self._watch = watch
-        self._reader = reader
-        self._heartbeats = Heartbeats(reader, topics.workers.name)
-        self._levels_topic = topics.brownout.name
+        self._pools = PoolWatch(reader, topics)
         self._groups: Collection[str] = list(groups_of(topics))
         self._places = [
             TopicPartition(topic.name, number) for topic in shown_topics(topics) for number in range(topic.partitions)
         ]
-        self.drains: dict[str, DrainWindow] = {}
-        """By worker."""
-        self.levels: dict[str, PoolLevel] = {}
-        """By pool."""
 
-    @property
-    def workers(self) -> dict[str, WorkerState]:
-        return self._heartbeats.workers
-
-    def look(self) -> Sight:
+    def look(self) -> tuple[Sight, PoolsSeen]:
         """Raises LogError."""
-        sight = self._watch.look(self._places, self._groups)
-        self.drains = learned(self.drains, self._heartbeats.read(), self.workers)
-        self.levels = read_levels(self._reader, self._levels_topic)
-        return sight
+        return self._watch.look(self._places, self._groups), self._pools.look(now_ms())
 
     def close(self) -> None:
         with ExitStack() as closing:
             closing.callback(self._watch.close)
-            closing.callback(self._heartbeats.close)
+            closing.callback(self._pools.close)

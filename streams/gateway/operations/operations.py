@@ -8,10 +8,8 @@ from typing import Final
 
 import structlog
 
-from schemas.brownout import PoolLevel
 from schemas.endings import ENDINGS, EndingCode
-from schemas.request import LANES, Lane
-from schemas.worker import WorkerState
+from schemas.request import LANES
 from streams.clocks import monotonic_ms, now_ms
 from streams.gateway.fan_out.hub import Hub
 from streams.gateway.operations.eyes import Eyes, groups_of, shown_topics
@@ -24,15 +22,13 @@ from streams.gateway.operations.snapshot import (
     GroupLag,
     LaneFlow,
     OperationsNow,
-    PoolNow,
     RecentEnding,
     TopicFlow,
-    WorkerNow,
 )
 from streams.gateway.service.circuit import Circuits
-from streams.lane_queues import LaneQueues, lane_queues
 from streams.log.port import LogError
 from streams.log.watch import Lag, lag_by_topic
+from streams.pools_now import PoolsSeen, WorkerNow, lane_now, pool_now, shares_now, worker_now
 from streams.topics import Topics
 
 LOOK_EVERY_S: Final = 2.0
@@ -67,9 +63,7 @@ class Operations:
         self._asked = asyncio.Event()
         self._asked_at_ms = 0
         self._looks: deque[Look] = deque(maxlen=MAX_LOOKS)
-        self._workers: Sequence[WorkerState] = ()
-        self._queues: Mapping[tuple[str, Lane], LaneQueues] = {}
-        self._levels: Mapping[str, PoolLevel] = {}
+        self._seen = PoolsSeen()
         self._failed = False
 
     def now(self) -> OperationsNow:
@@ -84,8 +78,9 @@ class Operations:
             log_state="unavailable" if self._failed else "seen" if looks else "looking",
             looked_ago_ms=monotonic_ms() - looks[-1].at_ms if looks else None,
             topics=self._topic_flows(rates), groups=self._group_lags(lag), lanes=self._lane_flows(rates, lag),
-            pools=[_pool(pool, self._levels.get(pool)) for pool in self._topics.pools],
-            workers=[_shown(worker, at_ms) for worker in self._workers if at_ms - worker.beat_at_ms < FORGOTTEN_MS],
+            pools=[pool_now(pool, self._seen, at_ms) for pool in self._topics.pools],
+            shares=[share for pool in self._topics.pools for share in shares_now(pool, self._seen)],
+            workers=self._workers(at_ms),
             gateway=self._gateway(looks),
             first_token=FirstTokenTimes(
                 window_s=WINDOW_MS // 1_000, **self._recent.first_tokens(at_ms)._asdict()
@@ -115,13 +110,18 @@ class Operations:
         behind = {topic: records for topics in lag.values() for topic, records in topics.items()}
         return [
             LaneFlow(
-                pool=pool, lane=lane, records_per_s=rates.get(name), open=behind.get(name, 0),
-                **self._queues.get((pool, lane), LaneQueues())._asdict(),
+                **lane_now(pool, lane, self._seen).model_dump(), records_per_s=rates.get(name),
+                open=behind.get(name, 0),
             )
             for pool in self._topics.pools
             for lane in LANES
             for name in (self._topics.lane(pool, lane).name,)
         ]  # fmt: skip
+
+    def _workers(self, at_ms: int) -> list[WorkerNow]:
+        heard = [worker for worker in self._seen.workers if at_ms - worker.beat_at_ms < FORGOTTEN_MS]
+        newest = sorted(heard, key=lambda each: each.beat_at_ms)[-MAX_WORKERS:]
+        return [worker_now(worker, at_ms) for worker in sorted(newest, key=lambda each: each.worker_id)]
 
     def _own_name(self, topic: str) -> str:
         return topic.removeprefix(f"{self._region}.")
@@ -168,21 +168,14 @@ class Operations:
                 try:
                     if eyes is None:
                         eyes = await loop.run_in_executor(thread, self._open_eyes)
-                    sight = await loop.run_in_executor(thread, eyes.look)
+                    sight, seen = await loop.run_in_executor(thread, eyes.look)
                 except LogError as error:
                     self._failed = True
                     _log.warning("operations_look_failed", why=str(error), repeats=True)
                 else:
                     self._failed = False
                     self._looks.append(Look(monotonic_ms(), sight, self._hub.delivered_tokens))
-                    newest = sorted(eyes.workers.values(), key=lambda each: each.beat_at_ms)[-MAX_WORKERS:]
-                    self._workers = sorted(newest, key=lambda each: each.worker_id)
-                    self._levels = eyes.levels
-                    self._queues = {
-                        (pool, lane): lane_queues(pool, lane, eyes.workers, eyes.drains, now_ms())
-                        for pool in self._topics.pools
-                        for lane in LANES
-                    }
+                    self._seen = seen
                 await asyncio.sleep(LOOK_EVERY_S)
         finally:
             if eyes is not None:
@@ -192,20 +185,3 @@ class Operations:
 
 def _reason(code: EndingCode) -> str:
     return ENDINGS[code].message or "The answer is complete."
-
-
-def _pool(pool: str, said: PoolLevel | None) -> PoolNow:
-    if said is None:
-        return PoolNow(pool=pool, level=0, since_ms=None, why="")
-    return PoolNow(pool=pool, level=said.level, since_ms=said.since_ms, why=said.why)
-
-
-def _shown(worker: WorkerState, at_ms: int) -> WorkerNow:
-    return WorkerNow(
-        worker_id=worker.worker_id, pool=worker.pool, model=worker.model, engine=worker.engine,
-        state=worker.state if worker.is_live(at_ms) else "gone", running=worker.running, max_running=worker.max_running,
-        waiting=worker.waiting, oldest_waiting_ms=worker.oldest_waiting_ms, kv_blocks_used=worker.kv_blocks_used,
-        kv_blocks_total=worker.kv_blocks_total, prompt_tokens=worker.prompt_tokens, cached_tokens=worker.cached_tokens,
-        tokens_per_second=worker.tokens_per_second, beat_ago_ms=max(0, at_ms - worker.beat_at_ms),
-        failing="" if worker.failing is None else f"{worker.failing.failed} of {worker.failing.attempts}",
-    )  # fmt: skip

@@ -1,11 +1,13 @@
-"""What `/api/operations` answers. Names and numbers alone: nothing that a client asked or was answered is in it."""
+"""What `/api/operations` answers. Names and numbers alone: nothing that a client asked or was answered is in it, and of
+whom are tenants named, no user of theirs.
+"""
 
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from schemas.request import Lane
 from streams.gateway.service.circuit import Dependency
+from streams.pools_now import LaneNow, PoolNow, ShareNow, WorkerNow
 
 Rate = Annotated[float | None, Field(description="Per second; null until two looks were taken.")]
 
@@ -29,48 +31,9 @@ class GroupLag(_Part):
     lag: int = Field(description="Records not yet committed.")
 
 
-class LaneFlow(_Part):
-    pool: str
-    lane: Lane
+class LaneFlow(LaneNow):
     records_per_s: Rate
     open: int = Field(description="Requests whose end is not committed: they wait, or are being answered.")
-    waiting: int | None = Field(description="Of these, in front of engines; null where no worker says.")
-    left_per_s: float | None = Field(
-        description="So many a second have left that queue of late, while something waited; null: not measured."
-    )
-    wait_ms: int | None = Field(description="That one that comes now would wait, about; null: not measured.")
-
-
-class PoolNow(_Part):
-    pool: str
-    level: int = Field(description="How far it is degraded, from 0 to 3.")
-    since_ms: int | None = Field(description="When it came to be so; null: it never was otherwise.")
-    why: str = Field(description="What was measured then.")
-
-
-class WorkerNow(_Part):
-    """What its last heartbeat says."""
-
-    worker_id: str
-    pool: str
-    model: str
-    engine: str
-    state: Literal["starting", "ready", "draining", "failed", "gone"] = Field(
-        description="`gone`: its lease has passed, and no router sends it anything any more."
-    )
-    running: int
-    max_running: int
-    waiting: int
-    oldest_waiting_ms: int
-    kv_blocks_used: int
-    kv_blocks_total: int
-    prompt_tokens: int = Field(description="Of prompts whose answers began within the last minute, about.")
-    cached_tokens: int = Field(description="Of these, what was in the engine's prefix cache.")
-    tokens_per_second: float
-    beat_ago_ms: int
-    failing: str = Field(
-        description="Of its last requests, how many its engine failed: it is tried by one at a time. Empty: it works."
-    )
 
 
 class GatewayNow(_Part):
@@ -126,6 +89,7 @@ class OperationsNow(_Part):
     groups: list[GroupLag]
     lanes: list[LaneFlow]
     pools: list[PoolNow]
+    shares: list[ShareNow] = Field(description="Pool by pool, the largest first, 64 of each at most.")
     workers: list[WorkerNow]
     gateway: GatewayNow
     first_token: FirstTokenTimes

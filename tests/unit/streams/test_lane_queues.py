@@ -1,4 +1,4 @@
-"""What waits in a lane is told of all workers that say it, and how long by how fast it has gone of late."""
+"""What waits in a lane is told of all workers that say it: how many, since when, how long by how fast others went."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,10 @@ NOW = 1_790_000_000_000
 
 def said(worker_id: str, second: int, waiting: Sequence[int], left: Sequence[int], **fields: object) -> WorkerState:
     """Of each lane."""
-    queues = {lane: {"waiting": waiting[at], "left": left[at]} for at, lane in enumerate(LANES)}
+    queues = {
+        lane: {"waiting": waiting[at], "left": left[at], "oldest_ms": waiting[at] * 100}
+        for at, lane in enumerate(LANES)
+    }
     values: dict[str, object] = {
         "worker_id": worker_id, "pool": "default", "model": "m", "engine": "simulated", "state": "ready",
         "beat_at_ms": NOW + second * 1_000, "lease_ms": 4_000, "queues": queues,
@@ -35,13 +38,13 @@ def test_it_is_of_all_workers_of_the_pool_together() -> None:
     gone = [said("worker-3", second, (9, 9, 9), (0, 0, 0), lease_ms=1) for second in range(5)]
     strange = [said("worker-4", second, (9, 9, 9), (0, 0, 0), pool="other") for second in range(5)]
     interactive, standard, batch = told(*one, *other, *gone, *strange)
-    assert interactive == LaneQueues(0, None, 0), "who comes now waits for nobody"
-    assert standard == LaneQueues(9, 3.0, 3_333)
-    assert batch == LaneQueues(6, 0.0, 5_333), "behind those of the lanes above"
+    assert interactive == LaneQueues(0, 0, 0, None, 0), "who comes now waits for nobody"
+    assert standard == LaneQueues(9, 500, 9, 3.0, 3_333)
+    assert batch == LaneQueues(6, 600, 15, 0.0, 5_333), "behind those of the lanes above"
 
 
 def test_where_no_worker_says_it_nothing_is_told() -> None:
     before = said("worker-1", 0, (0, 0, 0), (0, 0, 0), queues={})
     assert told(before) == told() == [LaneQueues()] * 3
     [_, standard, _] = told(said("worker-1", 4, (0, 2, 0), (0, 0, 0)))
-    assert standard == LaneQueues(2, None, None), "not measured yet"
+    assert standard == LaneQueues(2, 200, 2, None, None), "not measured yet"

@@ -62,13 +62,35 @@ async def test_how_far_a_pool_is_degraded_is_told_with_the_reason(stack: Stack) 
     make_admin(stack)
     topic = stack.settings.topics.brownout.name
     async with client(stack) as http:
-        assert (await seen(http))["pools"] == [{"pool": "default", "level": 0, "since_ms": None, "why": ""}]
+        [pool] = (await seen(http))["pools"]
+        assert (pool["pool"], pool["level"], pool["since_ms"], pool["why"]) == ("default", 0, None, "")
+        beat(stack, "worker-1", prompt_tokens=80, cached_tokens=60)
+        beat(stack, "worker-2", prompt_tokens=20)
         for level in (1, 2):
             said = PoolLevel(pool="default", level=level, since_ms=level, why=f"late {level}")
             stack.log.append(topic, said.encode(), key="default")
         stack.log.append(topic, b"no level", key="default")
         told = await until_told(http, lambda told: told["pools"][0]["level"] > 0)
-    assert told["pools"] == [{"pool": "default", "level": 2, "since_ms": 2, "why": "late 2"}]
+    assert told["pools"] == [
+        {
+            "pool": "default", "level": 2, "since_ms": 2, "why": "late 2", "workers": 2, "workers_ready": 2,
+            "kv_blocks_used": 6, "kv_blocks_total": 20, "prompt_tokens": 100, "cached_tokens": 60,
+        }
+    ]  # fmt: skip
+
+
+async def test_which_part_each_tenant_was_given_lately_is_told_look_by_look(stack: Stack) -> None:
+    make_admin(stack)
+    async with client(stack) as http:
+        beat(stack, "worker-1", counts_since_ms=7, given_of={"standard": {"acme": 5_000}})
+        assert (await seen(http))["shares"] == []
+        given = {"standard": {"acme": 5_300}, "batch": {"umbrella": 100}}
+        beat(stack, "worker-1", counts_since_ms=7, given_of=given)
+        told = await until_told(http, lambda told: bool(told["shares"]))
+    assert told["shares"] == [
+        {"pool": "default", "tenant_id": "acme", "share": 0.75, "given": 300},
+        {"pool": "default", "tenant_id": "umbrella", "share": 0.25, "given": 100},
+    ]
 
 
 async def test_only_an_administrators_key_is_told(stack: Stack) -> None:
@@ -108,7 +130,7 @@ async def test_what_flows_is_told_and_nothing_that_was_said(stack: Stack) -> Non
             tokens_per_second=12.5,
             prompt_tokens=80,
             cached_tokens=60,
-            queues={"standard": {"waiting": 4}},
+            queues={"interactive": {"waiting": 2}, "standard": {"waiting": 4, "oldest_ms": 900}},
             failing={"until_ms": now_ms(), "failed": 11, "attempts": 20},
         )
         beat(stack, "worker-2")
@@ -126,8 +148,9 @@ async def test_what_flows_is_told_and_nothing_that_was_said(stack: Stack) -> Non
     assert {(each["pool"], each["lane"]) for each in told["lanes"]} == {
         ("default", lane) for lane in ("interactive", "standard", "batch")
     }
-    [waits] = [each for each in told["lanes"] if each["waiting"]]
-    assert (waits["lane"], waits["waiting"], waits["left_per_s"], waits["wait_ms"]) == ("standard", 4, None, None)
+    [lane] = [each for each in told["lanes"] if each["lane"] == "standard"]
+    assert (lane["waiting"], lane["before"], lane["oldest_ms"]) == (4, 6, 900)
+    assert (lane["left_per_s"], lane["wait_ms"]) == (None, None)
     assert told["groups"] == [{"group": "admission", "topic": "requests", "lag": 2}]
     [worker] = told["workers"]
     assert (worker["worker_id"], worker["state"], worker["kv_blocks_used"]) == ("worker-1", "ready", 3)

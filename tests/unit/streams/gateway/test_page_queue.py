@@ -2,14 +2,17 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
-from selenium.webdriver.common.keys import Keys
 
+from schemas.brownout import PoolLevel
+from streams.clocks import now_ms
 from streams.gateway import queues
 from tests.browser import DRIVER, WHY_NOT, headless_browser
+from tests.pages import Page, beside
 from tests.servers import until as wait_until
 from tests.unit.streams.gateway.gateway_stack import KEY, Stack
 from tests.unit.streams.gateway.test_operations import make_admin
@@ -49,10 +52,27 @@ async def test_who_asked_sees_how_many_are_before_it(
         await sees(browser, "status", "connected")
 
 
-async def test_who_operates_sees_what_waits_in_each_lane(stack: Stack, tmp_path: Path) -> None:
+async def test_who_operates_sees_what_waits_who_was_given_what_and_how_far_a_pool_is_degraded(
+    stack: Stack, tmp_path: Path
+) -> None:
     make_admin(stack)
+    waits: dict[str, Any] = {"queues": {"standard": {"waiting": 9, "oldest_ms": 75_000}}}
+    level = PoolLevel(pool="default", level=2, since_ms=1_790_000_000_000, why="too late")
     with headless_browser(tmp_path) as browser:
-        await asyncio.to_thread(browser.get, f"{stack.url}/operations")
-        beat(stack, 100)
-        await asyncio.to_thread(browser.find_element(By.ID, "key").send_keys, KEY, Keys.ENTER)
+        page = await beside(Page, browser, f"{stack.url}/operations", tmp_path)
+        beat(stack, 100, **waits, given_of={"standard": {"acme": 10}})
+        await beside(page.connect, KEY)
         await sees(browser, "flow", "9 wait")
+        assert page.texts("#lanes tr:nth-child(2) td") == ["default", "standard", "9", "75 s", "–", "9", "0"]
+        assert page.texts("#pools td")[:3] == ["default", "level 0", "1 of 1 ready"]
+        await sees(browser, "shares", "No pool has given")
+        beat(stack, 100, **waits, given_of={"standard": {"acme": 40, "umbrella": 10}}, beat_at_ms=now_ms() + 1)
+        await sees(browser, "shares", "umbrella")
+        assert page.texts("#shares td") == [
+            "default", " 75 %", "acme", "30", "default", " 25 %", "umbrella", "10",
+        ]  # fmt: skip
+        stack.log.append(stack.settings.topics.brownout.name, level.encode(), key="default")
+        await sees(browser, "pools", "level 2")
+        degraded = page.texts("#pools td")
+        assert "2026" in degraded[5]
+        assert degraded[6] == "too late"

@@ -4,6 +4,7 @@
  *  taken_up: [token numbers], branches, ended}`; `last` is the number of its last token, `ended` null while it runs, or
  *  `{code, finish_reason, usage, model, seconds, failure}`. `failure` is null or `{code, message, retry_after_ms}`, and
  *  has a `reason` where the answer was asked for and came to nothing.
+ *  `less` is null, or `{model, fallback, brownout}` where it is told that a smaller model answers, or less is given.
  *  `branches` are the responses that stand in its place in the conversation, itself among them once it has an id.
  */
 
@@ -22,6 +23,7 @@ export function unanswered(branches = []) {
     response_id: null,
     last: 0,
     taken_up: [],
+    less: null,
     branches,
     ended: null,
   };
@@ -156,6 +158,7 @@ export class Answering {
       run.phase = run.stopping ? "stopping" : "queued";
       if (run.stopping) this.stop(run);
     } else if (message.type === "started") {
+      answer.less = less_of(message);
       if (!run.stopping && run.phase !== "continuing") run.phase = "answering";
     } else if (message.type === "queued") {
       run.queue = {before: message.before, wait_ms: message.wait_ms};
@@ -177,6 +180,7 @@ export class Answering {
   }
 
   #end(run, message) {
+    run.answer.less = less_of(message);
     const stopped = message.code === "cancelled";
     const failure = message.error && !stopped ? failure_of(message) : null;
     this.#finish(run, {
@@ -226,6 +230,10 @@ export class Answering {
   #say(message) {
     return this.#connection?.say(message) ?? false;
   }
+}
+
+function less_of({model, fallback = null, brownout = null}) {
+  return fallback || brownout ? {model, fallback, brownout} : null;
 }
 
 function failure_of(message) {

@@ -1,6 +1,6 @@
 /** The dataflow as a picture: where requests go, how many a second, and what waits where. */
 
-import {about, count} from "./dom.js";
+import {about, count, el} from "./dom.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 const WIDTH = 1120,
@@ -87,6 +87,16 @@ function lag_of(now, group) {
   return {lines: [now.groups.length ? `${count(lag)} behind` : "not seen yet"], more: {behind: lag >= BEHIND}};
 }
 
+/** What the picture has no room for; "" where it has. */
+function left_out(now) {
+  const more = [
+    [now.lanes.length - MAX_SHOWN, "lane"],
+    [now.workers.length - MAX_SHOWN, "worker"],
+  ].filter(([number]) => number > 0);
+  const named = more.map(([number, what]) => `${count(number)} ${what}${number > 1 ? "s" : ""}`);
+  return named.length ? `Not drawn: ${named.join(", ")}.` : "";
+}
+
 export function draw_flow(place, now) {
   const per_second = topic => now.topics.find(each => each.topic === topic)?.records_per_s;
   // The lanes that are used come first; the picture has room for so many.
@@ -150,7 +160,8 @@ export function draw_flow(place, now) {
     edge(post, billing, shown("usage")),
   ];
   const boxes = [...sources, admission, ...drawnLanes, ...drawnWorkers, post, gateway, settlement, billing];
-  const told = `Requests ${rate(per_second("requests"))} a second; ${lanes.map(each => `${each.lane} lane of ${each.pool}: ${each.open} open${each.waiting ? `, ${waits(each)}` : ""}`).join("; ")}. The tables below say all of it.`;
+  const missing = left_out(now);
+  const told = `Requests ${rate(per_second("requests"))} a second; ${lanes.map(each => `${each.lane} lane of ${each.pool}: ${each.open} open${each.waiting ? `, ${waits(each)}` : ""}`).join("; ")}. ${missing} The tables below say all of it.`;
   place.replaceChildren(
     node(
       "svg",
@@ -158,5 +169,6 @@ export function draw_flow(place, now) {
       ...edges.flat(),
       ...boxes.flatMap(each => each.parts),
     ),
+    ...(missing ? [el("p", {className: "small faint"}, `${missing} The tables below have all of them.`)] : []),
   );
 }

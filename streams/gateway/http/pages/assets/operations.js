@@ -58,6 +58,7 @@ function show(now) {
   else status(`live · ${now.region} · seen ${age_s.toFixed(0)} s ago`, "up");
   $("figures").replaceChildren(...figures(now));
   draw_flow($("flow"), now);
+  show_pools(now);
   table(
     $("workers"),
     ["Worker", "State", "Running", "Waiting", "Tokens/s", "KV blocks", "Prompts cached"],
@@ -68,7 +69,7 @@ function show(now) {
       count(worker.waiting),
       rate(worker.tokens_per_second),
       blocks(worker),
-      worker.prompt_tokens ? `${((100 * worker.cached_tokens) / worker.prompt_tokens).toFixed(0)} %` : "–",
+      cached(worker),
     ]),
     "No worker has said anything.",
   );
@@ -102,6 +103,64 @@ function show(now) {
   );
 }
 
+function show_pools(now) {
+  table(
+    $("pools"),
+    ["Pool", "Brownout", "Workers", "KV blocks", "Prompts cached", "Since", "Why"],
+    now.pools.map(pool => [
+      pool.pool,
+      el("span", {className: pool.level ? "bad" : ""}, `level ${pool.level}`),
+      el(
+        "span",
+        {className: pool.workers_ready ? "" : "bad"},
+        `${count(pool.workers_ready)} of ${count(pool.workers)} ready`,
+      ),
+      blocks(pool),
+      cached(pool),
+      pool.since_ms === null ? "–" : new Date(pool.since_ms).toLocaleString(),
+      says(pool.why || "–"),
+    ]),
+    "There is no pool.",
+  );
+  table(
+    $("lanes"),
+    ["Pool", "Lane", "#Waiting", "#Oldest", "#Wait", "#Ahead", "#Open"],
+    now.lanes.map(each => [
+      each.pool,
+      each.lane,
+      known(each.waiting, count),
+      known(each.oldest_ms, lasting),
+      known(each.wait_ms, wait_ms => `about ${lasting(wait_ms)}`),
+      known(each.before, count),
+      count(each.open),
+    ]),
+    "There is no lane.",
+  );
+  table(
+    $("shares"),
+    ["Pool", "Share", "Tenant", "#Tokens by weight"],
+    now.shares.map(each => [
+      each.pool,
+      el("span", {}, part(each.share), ` ${percent(each.share)}`),
+      says(each.tenant_id),
+      count(each.given),
+    ]),
+    "No pool has given anybody anything in the last minute.",
+  );
+}
+
+const known = (value, shown) => (value === null ? "–" : shown(value));
+const percent = share => `${(100 * share).toFixed(0)} %`;
+const part = share => el("meter", {max: 1, value: share, "aria-label": "Part of the pool's service"});
+
+/** "0.4 s", "75 s", "12 min". */
+function lasting(ms) {
+  if (ms < 10_000) return `${(ms / 1000).toFixed(1)} s`;
+  return ms < 100_000 ? `${Math.round(ms / 1000)} s` : `${count(Math.round(ms / 60_000))} min`;
+}
+
+const cached = of => (of.prompt_tokens ? percent(of.cached_tokens / of.prompt_tokens) : "–");
+
 function says(reason) {
   return {says: reason};
 }
@@ -112,16 +171,17 @@ function standing(worker) {
   return el("span", {className: "state failed", title}, "engine fails");
 }
 
-function blocks(worker) {
-  if (!worker.kv_blocks_total) return "none";
-  const shown = `${count(worker.kv_blocks_used)} / ${count(worker.kv_blocks_total)}`;
+/** Of a worker or a pool. */
+function blocks(of) {
+  if (!of.kv_blocks_total) return "none";
+  const shown = `${count(of.kv_blocks_used)} / ${count(of.kv_blocks_total)}`;
   return el(
     "span",
     {},
     el("meter", {
-      max: worker.kv_blocks_total,
-      value: worker.kv_blocks_used,
-      high: worker.kv_blocks_total * 0.9,
+      max: of.kv_blocks_total,
+      value: of.kv_blocks_used,
+      high: of.kv_blocks_total * 0.9,
       "aria-label": "KV blocks used",
     }),
     ` ${shown}`,
@@ -148,7 +208,7 @@ function figures(now) {
     ["first token p99", ms(first.p99_ms)],
     ...now.pools
       .filter(each => each.level > 0)
-      .map(each => [`brownout of ${each.pool}`, el("span", {className: "bad", title: each.why}, `level ${each.level}`)]),
+      .map(each => [`brownout of ${each.pool}`, el("span", {className: "bad"}, `level ${each.level}`)]),
     ...gateway.open_circuits.map(each => [`asked by ${gateway.gateway_id}`, el("span", {className: "bad"}, `${each} is away`)]),
   ].map(([label, value]) => el("div", {className: "figure"}, el("b", {}, value), el("span", {}, label)));
 }

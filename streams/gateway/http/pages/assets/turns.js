@@ -202,6 +202,7 @@ export class Turns {
         ),
       );
     }
+    if (answer.less) foot.push(el("p", {className: "note less"}, told_less(answer.less)));
     if (answer.ended?.failure) foot.push(failed(answer.ended.failure));
     if (answer.ended && !answer.ended.failure) foot.push(el("p", {className: "note used"}, this.#used(answer)));
     const waits = isLast && answer.ended?.finish_reason === "tool_calls" && answer.calls.length > 0;
@@ -295,6 +296,17 @@ export class Turns {
     };
     return form;
   }
+}
+
+/** What an answer has not been given of what was asked for, and why. */
+function told_less({model, fallback, brownout}) {
+  const lost = fallback?.reason === "no_worker";
+  const why = lost ? `${fallback.asked} is not there at present` : "The service is overloaded";
+  const facts = [
+    fallback && `${model} answers instead of ${lost ? "it" : fallback.asked}`,
+    brownout && `answers are cut at ${count(brownout.max_tokens)} tokens at present`,
+  ];
+  return `${why}: ${facts.filter(Boolean).join(", and ")}.`;
 }
 
 function failed(failure) {
