@@ -303,6 +303,9 @@ class GatewaySettings(_Section):
 class AdmissionSettings(_Section):
     placement: Literal["fused", "split"] = "fused"
     batch_jobs_per_second: int = Field(default=200, ge=1, description="Bound of the intake, per admission worker.")
+    catch_up_per_second: int = Field(
+        default=500, ge=1, description="Bound of requests that were read late, per admission worker."
+    )
     stall_s: float = Field(default=30, gt=0, description="Lag without a commit for so long ends the process.")
     max_attempts: int = Field(default=5, ge=1, description="Of one event, before its dead letter.")
     in_flight: int = Field(default=256, ge=1, le=4_096, description="Requests worked on at once, per admission worker.")

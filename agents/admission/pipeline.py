@@ -66,8 +66,8 @@ T = TypeVar("T")
 Recover = Callable[[], Awaitable[None]]
 """Rebuilds the quota store after `EpochLost`; returns when decisions may be taken again, or raises MustEnd."""
 Handle = Callable[[LogRecord], Awaitable[None]]
-Destination = Callable[[Admission], str]
-"""The topic that an admission goes to."""
+Destination = Callable[[Request | Admission], str]
+"""The topic that it goes to."""
 
 
 def places_among(in_flight: int, bytes_in_work: int = MAX_BYTES_IN_WORK) -> Places:
@@ -128,6 +128,15 @@ class Pipeline:
         """A record of `requests`, through `stages`: all of them (fused) or the first (split)."""
         await self._handle(record, "validation", self._read_request, stages, self._behind(stages))
 
+    async def put_aside(self, record: LogRecord) -> None:
+        """A record of `requests`, proved, and written to `admission.later`: it gives way to what stands behind it."""
+        later = self.services.topics.later.name
+        await self._handle(record, "validation", self._read_request, (), lambda _: later)
+
+    async def handle_later(self, record: LogRecord, stages: Sequence[Stage] = FUSED) -> None:
+        """A record of `admission.later`, as `handle_request`. It was proved before it stepped aside."""
+        await self._handle(record, "validation", self._read_later, stages, self._behind(stages))
+
     async def handle_job(self, record: LogRecord) -> None:
         """A record of `intake.batch`: proved, validated, and put into the queue of its pool."""
         await self.enter_job(record).handle(record)
@@ -173,11 +182,18 @@ class Pipeline:
         topic_after = stages[-1].topic_after
         return None if topic_after is None else lambda _: topic_after(self.services.topics)
 
-    def _jobs_of_pool(self, job: Admission) -> str:
+    def _jobs_of_pool(self, job: Request | Admission) -> str:
+        assert isinstance(job, Admission), "validation has named its pool"
         return self.services.topics.jobs(job.pool).name
 
     async def _read_request(self, record: LogRecord) -> StageResult:
         return read_request(record, self.services)
+
+    async def _read_later(self, record: LogRecord) -> Request:
+        try:
+            return decode(Request, record.value)
+        except Undecodable as error:
+            raise Buried(error.reason, error.detail) from None
 
     async def _read_admission(self, record: LogRecord) -> Admission:
         try:
@@ -330,8 +346,10 @@ class Pipeline:
         match event:
             case Finished():
                 metrics.outcome("finished").inc()
-            case Admission() if destination is not None:
+            case Request() | Admission() if destination is not None:
                 await self.publisher.publish(destination(event), event.encode(), key=event.response_id)
+                if isinstance(event, Request):
+                    metrics.outcome("put_aside").inc()
             case Admission(decision=decision) if decision is not None:
                 await self.publication.admitted(event, decision, self.services.clock_ms())
                 metrics.outcome("replayed" if event.replayed else "admitted").inc()

@@ -54,6 +54,15 @@ class FairOrder(Generic[T]):
             self._now = 0.0
         return weight, item
 
+    def keep(self, is_wanted: Callable[[T], bool]) -> None:
+        """Whatever else waits is forgotten, as if it had not come."""
+        for holder, line in [*self._lines.items()]:
+            kept = deque((weight, item) for weight, item in line if is_wanted(item))
+            if kept:
+                self._lines[holder] = kept
+            else:
+                del self._lines[holder]
+
 
 class Turns:
     """Lets work begin at a pace, the holders by turns. Used from one event loop.

@@ -1,0 +1,202 @@
+"""Who begins next of what piled up while admission, the quota store or the log was away. Pure: time is a parameter.
+
+The log has an order of its own: what a paid tenant asks for may stand behind a hundred thousand requests of others. So
+an agent that is behind looks ahead, and lets begin by tiers, at a pace, while a pool has little before it. Of the
+lowest tier it holds so many and no more: what comes then steps aside, so that the agent gets to whatever stands behind
+it. What is too late for anybody takes no turn.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from typing import Final, Generic, Literal, TypeVar
+
+from agents.admission.routing import Load, QueueBound
+from agents.admission.turns import FairOrder
+from streams.directory import Tier
+
+T = TypeVar("T")
+Way = Literal["now", "turn", "aside"]
+"""It begins at once, waits for its turn, or is written to where such as it wait, and comes round."""
+
+TIERS: Final[tuple[Tier, ...]] = ("premium", "paid", "free")
+"""In the order in which they begin."""
+LOWEST: Final = TIERS[-1]
+BEHIND_MS: Final = 5_000
+"""A record that is older than this was not read in its time: gateways wait so long for an answer to a request."""
+LOOK_AHEAD: Final = 2_000
+LOWEST_SHARE: Final = 0.5
+"""Of the look-ahead, in records and in bytes: what the lowest tier may hold of it."""
+OTHERS_EVERY: Final = 8
+"""One of so many turns is for the tiers below the first that waits, these by turns."""
+AHEAD_S: Final = 5.0
+"""What waits at a pool's workers may take so long, at the speed at which it goes; then nobody is added to it."""
+QUEUE_SHARE: Final = 0.5
+"""Of the bounds of a pool's queue, whatever its speed: the rest is for who comes now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked(Generic[T]):
+    """What decides when a request begins. `model`: by whose pools there is room for it; `weight`: its tenant's.
+
+    `may_step_aside`: it has not stepped aside before.
+    """
+
+    item: T
+    tier: Tier
+    tenant_id: str
+    model: str
+    deadline_ms: int
+    size_bytes: int = 0
+    weight: int = 1
+    may_step_aside: bool = True
+
+
+@dataclass(slots=True)
+class _Held(Generic[T]):
+    asked: Asked[T]
+    gone: bool = False
+
+
+def is_late(now_ms: int, appended_ms: int) -> bool:
+    """Whether a record is read behind its time."""
+    return now_ms - appended_ms > BEHIND_MS
+
+
+class Backlog(Generic[T]):
+    """What an agent holds and has not begun. It is bounded by who puts: `most` records are looked at at once."""
+
+    def __init__(self, most: int = LOOK_AHEAD, most_bytes: int = 2**25) -> None:
+        self._most = most
+        self._most_bytes = most_bytes
+        self._lines: dict[tuple[Tier, str], FairOrder[_Held[T]]] = {}
+        self._deadlines: list[tuple[int, int, _Held[T]]] = []
+        self._served: dict[tuple[Tier, str], int] = {}
+        self._waiting: Counter[Tier] = Counter()
+        self._lowest_bytes = 0
+        self._in_lines = self._came = self._taken = 0
+
+    def __len__(self) -> int:
+        return self._waiting.total()
+
+    def waiting(self, tier: Tier) -> int:
+        return self._waiting[tier]
+
+    @property
+    def kept(self) -> int:
+        """With what has gone: never more than twice as many as ever waited at once, and `most`."""
+        return max(self._in_lines, len(self._deadlines))
+
+    def enter(self, asked: Asked[T], now_ms: int, *, appended_ms: int, is_busy: bool) -> Way:
+        """Of one that is read now; where it is to wait for its turn, it waits from here on.
+
+        `is_busy`: as many are in work as may be. Who came in its time waits for that alone, never for room.
+        """
+        is_behind = is_late(now_ms, appended_ms) or not asked.may_step_aside
+        if now_ms >= asked.deadline_ms or not (is_behind or is_busy):
+            return "now"
+        if is_behind and asked.may_step_aside and asked.tier == LOWEST and self._is_full(asked):
+            return "aside"
+        self._put(asked, asked.model if is_behind else "")
+        return "turn"
+
+    def _is_full(self, asked: Asked[T]) -> bool:
+        """Of its tier. One alone always fits."""
+        held = self._waiting[LOWEST]
+        return held > 0 and (
+            held >= self._most * LOWEST_SHARE or self._lowest_bytes + asked.size_bytes > self._most_bytes * LOWEST_SHARE
+        )
+
+    def _put(self, asked: Asked[T], room_of: str) -> None:
+        held = _Held(asked)
+        # Its tenant's line is served in proportion to its weight.
+        self._lines.setdefault((asked.tier, room_of), FairOrder()).put(asked.tenant_id, 1 / asked.weight, held)
+        self._came += 1
+        heappush(self._deadlines, (asked.deadline_ms, self._came, held))
+        self._in_lines += 1
+        self._waiting[asked.tier] += 1
+        self._lowest_bytes += asked.size_bytes if asked.tier == LOWEST else 0
+        if self.kept > self._most + 2 * len(self):
+            self._sweep()
+
+    def too_late(self, now_ms: int) -> list[T]:
+        """Those whose deadlines have passed: they wait no longer, and take nobody's turn."""
+        late = []
+        while self._deadlines and (self._deadlines[0][0] <= now_ms or self._deadlines[0][2].gone):
+            _, _, held = heappop(self._deadlines)
+            if not held.gone:
+                self._goes(held)
+                late.append(held.asked.item)
+        return late
+
+    def take(self, has_room: Callable[[str], bool] | None) -> T | None:
+        """Who begins now; None: nobody waits whose model has room. `has_room` None: who waits for room has no turn."""
+        models = {model for _, model in self._lines}
+        rooms = {model: not model or (has_room is not None and has_room(model)) for model in models}
+        while (line := self._next(rooms)) is not None:
+            _, held = self._lines[line].take()
+            self._in_lines -= 1
+            if not self._lines[line]:
+                del self._lines[line]
+            if held.gone:
+                continue
+            self._goes(held)
+            self._taken += 1
+            self._served[line] = self._taken
+            return held.asked.item
+        return None
+
+    def take_all(self) -> list[T]:
+        """Nothing waits any more."""
+        left = []
+        while (item := self.take(lambda _: True)) is not None:
+            left.append(item)
+        return left
+
+    def _goes(self, held: _Held[T]) -> None:
+        held.gone = True
+        self._waiting[held.asked.tier] -= 1
+        self._lowest_bytes -= held.asked.size_bytes if held.asked.tier == LOWEST else 0
+
+    def _next(self, rooms: dict[str, bool]) -> tuple[Tier, str] | None:
+        """The line of the tier whose turn it is, of several models the one that was served the longest ago."""
+        able = [line for line in self._lines if rooms[line[1]]]
+        tiers = [tier for tier in TIERS if any(line[0] == tier for line in able)]
+        if not tiers:
+            return None
+        tier = tiers[0]
+        if len(tiers) > 1 and self._taken % OTHERS_EVERY == OTHERS_EVERY - 1:
+            others = tiers[1:]
+            tier = others[self._taken // OTHERS_EVERY % len(others)]
+        return min((line for line in able if line[0] == tier), key=lambda line: self._served.get(line, 0))
+
+    def _sweep(self) -> None:
+        """Lets go of what has gone."""
+        for line, order in [*self._lines.items()]:
+            order.keep(lambda held: not held.gone)
+            if not order:
+                del self._lines[line]
+        self._in_lines = len(self)
+        self._deadlines = [each for each in self._deadlines if not each[2].gone]
+        heapify(self._deadlines)
+
+
+def has_room(pools: Iterable[Sequence[Load]], bound: QueueBound) -> bool:
+    """Whether more of a backlog may go to a model, whose pools have these live workers.
+
+    A pool has room while less than another round of answers waits there, or as much as it is seen to take in a few
+    seconds. Where no worker lives nobody knows what waits.
+    """
+    live = [loads for loads in pools if loads]
+    return not live or any(_takes_more(loads, bound) for loads in live)
+
+
+def _takes_more(loads: Sequence[Load], bound: QueueBound) -> bool:
+    answers, tokens = sum(load.queued_answers for load in loads), sum(load.queued_tokens for load in loads)
+    if answers >= bound.answers * QUEUE_SHARE or tokens >= bound.tokens * QUEUE_SHARE:
+        return False
+    if answers < sum(load.state.max_running for load in loads):
+        return True
+    drains = [load.drain for load in loads if load.drain is not None]
+    return tokens < AHEAD_S * sum(drain.tokens_per_s for drain in drains)
