@@ -315,6 +315,10 @@ class AdmissionSettings(_Section):
         description="Bound of a pool's queue, half of it for one tenant; then `overloaded`.",
     )
     max_queued_requests: int = Field(default=10_000, ge=1, description="The same, in which each answer counts.")
+    lowered_from: float = Field(
+        default=0.5, gt=0, le=1,
+        description="Of a lane's share of a queue: beyond it free tenants wait behind the lane, until it is full.",
+    )  # fmt: skip
     prefix_load_excess: float = Field(
         default=0.25, ge=0, le=10,
         description="Beyond its pool's mean load, for what a worker has the beginning of. 0: the least loaded has it.",

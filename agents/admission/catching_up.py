@@ -3,7 +3,7 @@
 The log has an order of its own: what a paid tenant asks for may stand behind a hundred thousand requests of others. So
 an agent that is behind looks ahead, and lets begin by tiers, at a pace, while a pool has little before it. Of the
 lowest tier it holds so many and no more: what comes then steps aside, so that the agent gets to whatever stands behind
-it. What is too late for anybody takes no turn.
+it. Until it has, that tier has what others leave: slots that stand idle. What is too late for anybody takes no turn.
 """
 
 from collections import Counter
@@ -19,6 +19,8 @@ from streams.directory import Tier
 T = TypeVar("T")
 Way = Literal["now", "turn", "aside"]
 """It begins at once, waits for its turn, or is written to where such as it wait, and comes round."""
+Room = Callable[[str, bool], bool]
+"""Whether there is room for more of a model; or, if so asked, even a slot that nobody waits for."""
 
 TIERS: Final[tuple[Tier, ...]] = ("premium", "paid", "free")
 """In the order in which they begin."""
@@ -76,6 +78,7 @@ class Backlog(Generic[T]):
         self._waiting: Counter[Tier] = Counter()
         self._lowest_bytes = 0
         self._in_lines = self._came = self._taken = 0
+        self._behind_until_ms = 0
 
     def __len__(self) -> int:
         return self._waiting.total()
@@ -93,7 +96,9 @@ class Backlog(Generic[T]):
 
         `is_busy`: as many are in work as may be. Who came in its time waits for that alone, never for room.
         """
-        is_behind = is_late(now_ms, appended_ms) or not asked.may_step_aside
+        is_behind = not asked.may_step_aside
+        if asked.may_step_aside and is_late(now_ms, appended_ms):
+            is_behind, self._behind_until_ms = True, now_ms + BEHIND_MS
         if now_ms >= asked.deadline_ms or not (is_behind or is_busy):
             return "now"
         if is_behind and asked.may_step_aside and asked.tier == LOWEST and self._is_full(asked):
@@ -130,11 +135,9 @@ class Backlog(Generic[T]):
                 late.append(held.asked.item)
         return late
 
-    def take(self, has_room: Callable[[str], bool] | None) -> T | None:
+    def take(self, now_ms: int, has_room: Room | None) -> T | None:
         """Who begins now; None: nobody waits whose model has room. `has_room` None: who waits for room has no turn."""
-        models = {model for _, model in self._lines}
-        rooms = {model: not model or (has_room is not None and has_room(model)) for model in models}
-        while (line := self._next(rooms)) is not None:
+        while (line := self._next(now_ms, has_room)) is not None:
             _, held = self._lines[line].take()
             self._in_lines -= 1
             if not self._lines[line]:
@@ -150,7 +153,7 @@ class Backlog(Generic[T]):
     def take_all(self) -> list[T]:
         """Nothing waits any more."""
         left = []
-        while (item := self.take(lambda _: True)) is not None:
+        while (item := self.take(self._behind_until_ms, lambda _model, _idle: True)) is not None:
             left.append(item)
         return left
 
@@ -159,14 +162,21 @@ class Backlog(Generic[T]):
         self._waiting[held.asked.tier] -= 1
         self._lowest_bytes -= held.asked.size_bytes if held.asked.tier == LOWEST else 0
 
-    def _next(self, rooms: dict[str, bool]) -> tuple[Tier, str] | None:
+    def _next(self, now_ms: int, has_room: Room | None) -> tuple[Tier, str] | None:
         """The line of the tier whose turn it is, of several models the one that was served the longest ago."""
-        able = [line for line in self._lines if rooms[line[1]]]
+        is_others_turn = self._taken % OTHERS_EVERY == OTHERS_EVERY - 1
+        gives_way = now_ms < self._behind_until_ms and not is_others_turn
+
+        def is_able(line: tuple[Tier, str]) -> bool:
+            tier, model = line
+            return not model or (has_room is not None and has_room(model, tier == LOWEST and gives_way))
+
+        able = [line for line in self._lines if is_able(line)]
         tiers = [tier for tier in TIERS if any(line[0] == tier for line in able)]
         if not tiers:
             return None
         tier = tiers[0]
-        if len(tiers) > 1 and self._taken % OTHERS_EVERY == OTHERS_EVERY - 1:
+        if len(tiers) > 1 and is_others_turn:
             others = tiers[1:]
             tier = others[self._taken // OTHERS_EVERY % len(others)]
         return min((line for line in able if line[0] == tier), key=lambda line: self._served.get(line, 0))
@@ -182,14 +192,20 @@ class Backlog(Generic[T]):
         heapify(self._deadlines)
 
 
-def has_room(pools: Iterable[Sequence[Load]], bound: QueueBound) -> bool:
+def has_room(pools: Iterable[Sequence[Load]], bound: QueueBound, *, idle: bool = False) -> bool:
     """Whether more of a backlog may go to a model, whose pools have these live workers.
 
     A pool has room while less than another round of answers waits there, or as much as it is seen to take in a few
-    seconds. Where no worker lives nobody knows what waits.
+    seconds. Where no worker lives nobody knows what waits. `idle`: only while it has slots for all that is there.
     """
     live = [loads for loads in pools if loads]
-    return not live or any(_takes_more(loads, bound) for loads in live)
+    return not live or any(_takes_more(loads, bound) and not (idle and _is_taken(loads)) for loads in live)
+
+
+def _is_taken(loads: Sequence[Load]) -> bool:
+    return sum(load.state.running + load.queued_answers for load in loads) >= sum(
+        load.state.max_running for load in loads
+    )
 
 
 def _takes_more(loads: Sequence[Load], bound: QueueBound) -> bool:

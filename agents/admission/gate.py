@@ -151,7 +151,7 @@ class Gate:
             now_s = self._pipeline.monotonic_ms() / 1_000
             wait_s = self._pace.wait_s(now_s, 0)
             may = wait_s < FINEST_S
-            turn = self._backlog.take(self._has_room if may else None)
+            turn = self._backlog.take(self._services.clock_ms(), self._has_room if may else None)
             if turn is None:
                 return LOOK_S if may else min(wait_s, LOOK_S)
             if may:
@@ -161,11 +161,12 @@ class Gate:
                 turn.set_result("begin")
         return LOOK_S
 
-    def _has_room(self, model_name: str) -> bool:
+    def _has_room(self, model_name: str, idle: bool) -> bool:
         model, now_ms = self._services.catalog.model(model_name), self._services.clock_ms()
         if model is None:
             return True
-        return has_room((self._services.workers.live(pool, now_ms) for pool in model.pools), self._services.queue_bound)
+        pools = (self._services.workers.live(pool, now_ms) for pool in model.pools)
+        return has_room(pools, self._services.queue_bound, idle=idle)
 
     def _hold(self, next_in_s: float) -> None:
         """Who waits for a turn has not stalled, as long as nobody has who had one."""

@@ -26,6 +26,9 @@ BROWNOUT_LEVEL = Gauge("sluice_brownout_level", "How far a pool is degraded, fro
 BROWNED_OUT = Counter(
     "sluice_admission_browned_out_total", "Requests that were given less, by pool and its level.", ["pool", "level"]
 )
+LOWERED = Counter(
+    "sluice_admission_lowered_total", "Requests that wait behind their lane since the queue is long, by pool.", ["pool"]
+)
 FALLBACKS = Counter(
     "sluice_admission_fallbacks_total",
     "Requests that a smaller model answers, by the one that was asked for, and why.",

@@ -355,6 +355,8 @@ class Pipeline:
                 metrics.outcome("replayed" if event.replayed else "admitted").inc()
                 if event.brownout is not None:
                     metrics.BROWNED_OUT.labels(event.pool, event.brownout.level).inc()
+                if decision.lowered_from is not None and not event.replayed:
+                    metrics.LOWERED.labels(decision.pool).inc()
                 if event.fallback is not None and not event.replayed:
                     metrics.FALLBACKS.labels(event.fallback.asked, event.fallback.reason).inc()
             case Admission() | Request():

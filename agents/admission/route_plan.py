@@ -8,11 +8,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from agents.admission.routing import Load, QueueBound, drain_ms, overloaded
+from agents.admission.routing import Load, QueueBound, drain_ms, is_long, overloaded
 from schemas.generated import FallbackReason
-from schemas.request import Lane
-from streams.directory import Model, Pool, Tier
+from schemas.request import LANES, Lane
+from streams.directory import TIERS, Model, Pool, Tier
 
+LOWEST_TIER: Tier = TIERS[0]
 Standing = Literal["room", "overloaded", "no_worker"]
 """Of the pools of one model, for one request. Where no worker lives nobody knows their queues: it may wait there."""
 
@@ -48,7 +49,8 @@ class Option(NamedTuple):
 class Plan(NamedTuple):
     """Where it goes. `fallback`: why the smaller model answers; None: the one that was asked for does.
 
-    `retry_after_ms` is of one that is overloaded: when the first of its pools may have room.
+    `retry_after_ms` is of one that is overloaded: when the first of its pools may have room. `is_lowered`: it waits
+    behind those of its lane.
     """
 
     pool: str
@@ -56,6 +58,7 @@ class Plan(NamedTuple):
     standing: Standing
     fallback: FallbackReason | None = None
     retry_after_ms: int | None = None
+    is_lowered: bool = False
 
 
 def plan(asked: Option, smaller: Option | None, bound: QueueBound, *, prefer_fallback: bool = False) -> Plan:
@@ -77,11 +80,16 @@ def _of_model(option: Option, bound: QueueBound) -> Plan:
     live = [looked for looked in fit if looked.loads]
     for pool, loads in live:
         if not overloaded(loads, option.ask.lane, bound) and _lets_in(pool, loads, option.ask.tier):
-            return Plan(pool.name, loads, "room")
+            return Plan(pool.name, loads, "room", is_lowered=_gives_way(loads, option.ask, bound))
     if live:
         (pool, loads), wait_ms = live[0], min(drain_ms(each.loads) for each in live)
         return Plan(pool.name, loads, "overloaded", retry_after_ms=wait_ms)
     return Plan(fit[0].pool.name, (), "no_worker")
+
+
+def _gives_way(loads: Sequence[Load], ask: Ask, bound: QueueBound) -> bool:
+    """Before anybody is refused."""
+    return ask.tier == LOWEST_TIER and ask.lane != LANES[-1] and is_long(loads, ask.lane, bound)
 
 
 def _lets_in(pool: Pool, loads: Sequence[Load], tier: Tier) -> bool:

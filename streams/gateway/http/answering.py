@@ -28,6 +28,7 @@ from streams.gateway.http.answers import (
     invalid_parameter,
     json_bytes,
     json_response,
+    lowered_headers,
     still_running_response,
 )
 from streams.gateway.http.body import ClientDisconnect, read_json_body
@@ -112,6 +113,7 @@ class Answering:
                 headers |= dialect.limit_headers(follower.started.limits, now_ms())
                 headers |= brownout_headers(follower.started.brownout)
                 headers |= _fallback_headers(follower.started)
+                headers |= lowered_headers(follower.started.lowered_from)
             if isinstance(first, Terminal) and ENDINGS[first.code].is_error:
                 return ending_response(first, headers, dialect, asked)
             if asked.stream:

@@ -60,6 +60,11 @@ def brownout_headers(brownout: Brownout | None) -> dict[str, str]:
     return {"x-brownout-level": str(brownout.level), "x-brownout-max-tokens": str(brownout.max_tokens)}
 
 
+def lowered_headers(lowered_from: str | None) -> dict[str, str]:
+    """Of an answer that waits behind those that it would have waited among."""
+    return {} if lowered_from is None else {"x-queue-lowered-from": lowered_from}
+
+
 def api_error_response(error: ApiError, dialect: Dialect[Any], *, closes: bool = False) -> JSONResponse:
     """`closes`: the body may still be on its way, and is not read."""
     return error_response(

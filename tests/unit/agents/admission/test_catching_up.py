@@ -17,6 +17,10 @@ LATE = NOW - BEHIND_MS - 1
 MODELS = ("tiny", "big")
 
 
+def room_for_all(_model: str, _idle: bool) -> bool:
+    return True
+
+
 def asked(
     item: str, tier: Tier = "paid", tenant_id: str = "acme", model: str = "tiny", deadline_ms: int = NOW + 60_000,
     size_bytes: int = 100, weight: int = 1, *, may_step_aside: bool = True,
@@ -29,7 +33,7 @@ def entered(backlog: Backlog[str], *all_asked: Asked[str]) -> list[str]:
 
 
 def begun(backlog: Backlog[str], count: int = 1_000) -> list[str]:
-    items = (backlog.take(lambda _: True) for _ in range(count))
+    items = (backlog.take(NOW, room_for_all) for _ in range(count))
     return [item for item in items if item is not None]
 
 
@@ -80,17 +84,30 @@ def test_a_few_large_ones_of_the_lowest_tier_are_as_much_as_many() -> None:
 def test_what_waits_for_room_holds_up_no_other_model() -> None:
     backlog: Backlog[str] = Backlog()
     entered(backlog, asked("full", "premium", model="big"), asked("able", "free"))
-    assert backlog.take(lambda model: model == "tiny") == "able"
-    assert backlog.take(lambda model: model == "tiny") is None
-    assert backlog.take(lambda _: True) == "full"
+    assert backlog.take(NOW, lambda model, _: model == "tiny") == "able"
+    assert backlog.take(NOW, lambda model, _: model == "tiny") is None
+    assert backlog.take(NOW, room_for_all) == "full"
+
+
+def test_until_the_log_is_read_the_lowest_tier_has_what_others_leave() -> None:
+    backlog: Backlog[str] = Backlog()
+    entered(backlog, *(asked(f"p{n}") for n in range(OTHERS_EVERY)), *(asked(f"f{n}", "free") for n in range(4)))
+
+    def taken(_model: str, idle: bool) -> bool:
+        return not idle
+
+    given = [backlog.take(NOW, taken) for _ in range(OTHERS_EVERY + 2)]
+    assert given == [*(f"p{n}" for n in range(OTHERS_EVERY - 1)), "f0", f"p{OTHERS_EVERY - 1}", None]
+    assert backlog.take(NOW, room_for_all) == "f1", "a slot stands idle"
+    assert backlog.take(NOW + BEHIND_MS, taken) == "f2", "nothing late was read since"
 
 
 def test_who_waits_because_all_is_busy_waits_for_no_room() -> None:
     backlog: Backlog[str] = Backlog()
     assert backlog.enter(asked("fresh", "free"), NOW, appended_ms=NOW, is_busy=True) == "turn"
     entered(backlog, asked("late", "premium"))
-    assert backlog.take(None) == "fresh"
-    assert backlog.take(None) is None
+    assert backlog.take(NOW, None) == "fresh"
+    assert backlog.take(NOW, None) is None
 
 
 def test_what_is_too_late_takes_nobodys_turn() -> None:
@@ -101,10 +118,10 @@ def test_what_is_too_late_takes_nobodys_turn() -> None:
     assert begun(backlog) == ["later"]
 
 
-def load(waiting: int, tokens: int, drain: Drain | None = None, max_running: int = 64) -> Load:
+def load(waiting: int, tokens: int, drain: Drain | None = None, running: int = 0) -> Load:
     state = WorkerState(
         worker_id="w", pool="default", model="tiny", engine="simulated", state="ready", beat_at_ms=NOW, lease_ms=4_000,
-        waiting=waiting, queued_tokens=tokens, max_running=max_running,
+        waiting=waiting, queued_tokens=tokens, max_running=64, running=running,
     )  # fmt: skip
     return Load(state, drain=drain)
 
@@ -120,6 +137,8 @@ def test_a_pool_takes_more_while_little_waits_there_for_its_speed() -> None:
     assert not has_room([[load(63, 600_000, fast)]], bound), "more than half of what may wait there"
     assert has_room([[load(64, 30_000, slow)], [load(0, 0)]], bound), "another of its pools"
     assert not has_room([[load(64, 30_000, slow)], []], bound), "one without a worker is none"
+    assert not has_room([[load(63, 200_000, running=1)]], bound, idle=True)
+    assert has_room([[load(62, 200_000, running=1)]], bound, idle=True)
 
 
 class AnyBacklog(RuleBasedStateMachine):
@@ -159,7 +178,7 @@ class AnyBacklog(RuleBasedStateMachine):
 
     @rule(rooms=st.sets(st.sampled_from(MODELS)))
     def takes(self, rooms: set[str]) -> None:
-        item = self.backlog.take(lambda model: model in rooms)
+        item = self.backlog.take(self.now_ms, lambda model, _: model in rooms)
         if item is None:
             able = [each for each in self.waits.values() if each.model in rooms and each.deadline_ms > self.now_ms]
             assert not able
@@ -175,7 +194,7 @@ class AnyBacklog(RuleBasedStateMachine):
         tiers = [tier for tier in TIERS if any(each.tier == tier for each in self.waits.values())]
         given: list[Tier] = []
         for _ in range(2 * OTHERS_EVERY):
-            item = self.backlog.take(lambda _: True)
+            item = self.backlog.take(NOW, room_for_all)
             if item is None:
                 break
             given.append(self.waits[item].tier)
