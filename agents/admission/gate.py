@@ -4,6 +4,7 @@ What it knows of a request before that is proved decides when it begins, and not
 """
 
 import asyncio
+from collections import defaultdict
 from contextlib import suppress
 from typing import Final, Literal
 
@@ -43,7 +44,8 @@ class Gate:
         self._backlog: Backlog[_Turn] = Backlog(look_ahead)
         self._generation: int | None = None
         self._giving: asyncio.Task[None] | None = None
-        self._began_ms: dict[object, int] = {}
+        self._began_ms: defaultdict[str, dict[object, int]] = defaultdict(dict)
+        """By topic, the oldest first."""
         self._held_topics: set[str] = set()
 
     def guarded(self, handle: Handle, put_aside: Handle | None) -> Handle:
@@ -86,11 +88,12 @@ class Gate:
     async def _work(self, handle: Handle, record: LogRecord, slots: asyncio.Semaphore) -> None:
         key = object()
         async with slots:
-            self._began_ms[key] = self._pipeline.monotonic_ms()
+            began_ms = self._began_ms[record.topic]
+            began_ms[key] = self._pipeline.monotonic_ms()
             try:
                 await handle(record)
             finally:
-                del self._began_ms[key]
+                del began_ms[key]
 
     def _asked(self, record: LogRecord, *, may_step_aside: bool) -> Asked[_Turn] | None:
         """None: it will be refused or buried, whenever it begins."""
@@ -169,10 +172,11 @@ class Gate:
         return has_room(pools, self._services.queue_bound, idle=idle)
 
     def _hold(self, next_in_s: float) -> None:
-        """Who waits for a turn has not stalled, as long as nobody has who had one."""
-        oldest_ms = next(iter(self._began_ms.values()), None)
-        if oldest_ms is None or self._pipeline.monotonic_ms() - oldest_ms < LONGEST_TURN_S * 1_000:
-            for topic in self._held_topics:
+        """Who waits for a turn has not stalled, as long as nobody of its topic has who had one."""
+        now_ms = self._pipeline.monotonic_ms()
+        for topic in self._held_topics:
+            oldest_ms = next(iter(self._began_ms[topic].values()), now_ms)
+            if now_ms - oldest_ms < LONGEST_TURN_S * 1_000:
                 self._services.on_hold(topic, next_in_s + HOLD_S)
 
 

@@ -191,8 +191,13 @@ async def test_one_that_hangs_is_a_stall_however_many_wait_for_their_turn() -> N
 
     late.world.log.publish = never  # type: ignore[method-assign]
     reading = asyncio.create_task(late.read(late.asked("acme", 10)))
+    await asyncio.sleep(0)
+    aside = [replace(record, topic=late.world.topics.later.name) for record in late.asked("crowd", 10)]
+    coming_round = asyncio.create_task(late.read(aside, late.agent("later").handle))
     for _ in range(5_000):
         await asyncio.sleep(0)
     assert late.world.now_ms > NOW + OUTAGE_MS + 45_000
     assert not late.excuses.excused(late.world.topics.requests.name)
+    assert late.excuses.excused(late.world.topics.later.name), "it waits for the others, which say themselves why"
     reading.cancel()
+    coming_round.cancel()
