@@ -118,6 +118,17 @@ def test_what_is_too_late_takes_nobodys_turn() -> None:
     assert begun(backlog) == ["later"]
 
 
+def test_of_what_has_gone_little_is_kept_however_long_it_might_have_waited() -> None:
+    backlog: Backlog[str] = Backlog(most=10)
+    entered(backlog, asked("waits", "premium", model="big", deadline_ms=NOW + 30_000))
+    for number in range(500):
+        entered(backlog, asked(f"p{number}"), asked(f"over{number}", model="big", deadline_ms=NOW + 1 + number))
+        assert backlog.take(NOW, lambda model, _: model == "tiny") == f"p{number}"
+        assert backlog.too_late(NOW + 1 + number) == [f"over{number}"]
+        assert backlog.kept <= 10 + 2 * 3
+    assert backlog.take(NOW + 501, room_for_all) == "waits"
+
+
 def load(waiting: int, tokens: int, drain: Drain | None = None, running: int = 0) -> Load:
     state = WorkerState(
         worker_id="w", pool="default", model="tiny", engine="simulated", state="ready", beat_at_ms=NOW, lease_ms=4_000,
