@@ -97,7 +97,7 @@ class Binding:
         async def in_turn(record: LogRecord) -> None:
             generation = self.generation()
             entry = Entry("", self.handle) if self.enter is None else self.enter(record)
-            await turns.wait(entry.holder, max(1.0, len(record.value or b"") / BYTES_OF_A_TURN))
+            await turns.wait(entry.holder, max(1.0, len(record.value or b"") / BYTES_OF_A_TURN), entry.rank)
             if self.generation() != generation:
                 # A balance has begun: it cannot be acknowledged any more, and comes again, here or elsewhere.
                 return

@@ -13,7 +13,7 @@ from heapq import heapify, heappop, heappush
 from typing import Final, Generic, Literal, TypeVar
 
 from agents.admission.routing import Load, QueueBound
-from agents.admission.turns import FairOrder
+from agents.admission.turns import FairOrder, is_others_turn, whose_turn
 from streams.directory import Tier
 
 T = TypeVar("T")
@@ -30,8 +30,6 @@ BEHIND_MS: Final = 5_000
 LOOK_AHEAD: Final = 2_000
 LOWEST_SHARE: Final = 0.5
 """Of the look-ahead, in records and in bytes: what the lowest tier may hold of it."""
-OTHERS_EVERY: Final = 8
-"""One of so many turns is for the tiers below the first that waits, these by turns."""
 AHEAD_S: Final = 5.0
 """What waits at a pool's workers may take so long, at the speed at which it goes; then nobody is added to it."""
 QUEUE_SHARE: Final = 0.5
@@ -164,8 +162,7 @@ class Backlog(Generic[T]):
 
     def _next(self, now_ms: int, has_room: Room | None) -> tuple[Tier, str] | None:
         """The line of the tier whose turn it is, of several models the one that was served the longest ago."""
-        is_others_turn = self._taken % OTHERS_EVERY == OTHERS_EVERY - 1
-        gives_way = now_ms < self._behind_until_ms and not is_others_turn
+        gives_way = now_ms < self._behind_until_ms and not is_others_turn(self._taken)
 
         def is_able(line: tuple[Tier, str]) -> bool:
             tier, model = line
@@ -175,10 +172,7 @@ class Backlog(Generic[T]):
         tiers = [tier for tier in TIERS if any(line[0] == tier for line in able)]
         if not tiers:
             return None
-        tier = tiers[0]
-        if len(tiers) > 1 and is_others_turn:
-            others = tiers[1:]
-            tier = others[self._taken // OTHERS_EVERY % len(others)]
+        tier = whose_turn(tiers, self._taken)
         return min((line for line in able if line[0] == tier), key=lambda line: self._served.get(line, 0))
 
     def _sweep(self) -> None:

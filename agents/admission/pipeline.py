@@ -24,6 +24,7 @@ from typing import TypeVar
 import structlog
 
 from agents.admission import metrics
+from agents.admission.catching_up import TIERS
 from agents.admission.entrances import (
     ClaimedJob,
     JobReaders,
@@ -77,10 +78,11 @@ def places_among(in_flight: int, bytes_in_work: int = MAX_BYTES_IN_WORK) -> Plac
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Whose turn a job takes at the intake, and how it is handled when it comes."""
+    """Whose turn a job takes at the intake, and how it is handled when it comes. `rank`: its tenant's tier's."""
 
     holder: str
     handle: Handle
+    rank: int = len(TIERS)
 
 
 @dataclass(slots=True)
@@ -161,7 +163,9 @@ class Pipeline:
                 raise claimed
             return await intake(claimed, self.services, self.readers) if isinstance(claimed, ClaimedJob) else claimed
 
-        return Entry(holder, lambda job: self._handle(job, "intake", read, STAGES[:1], self._jobs_of_pool))
+        tenant = self.services.directory.tenant(holder) if holder else None
+        rank = len(TIERS) if tenant is None else TIERS.index(tenant.tier)
+        return Entry(holder, lambda job: self._handle(job, "intake", read, STAGES[:1], self._jobs_of_pool), rank)
 
     async def handle_queued_job(self, record: LogRecord, stages: Sequence[Stage] = STAGES[1:]) -> None:
         """A record of a pool's `admission.jobs`, or of `admission.aside`: waits for room, then goes through `stages`.

@@ -6,8 +6,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from agents.admission.catching_up import BEHIND_MS, LOWEST, OTHERS_EVERY, TIERS, Asked, Backlog, has_room
+from agents.admission.catching_up import BEHIND_MS, LOWEST, TIERS, Asked, Backlog, has_room
 from agents.admission.routing import Load, QueueBound
+from agents.admission.turns import OTHERS_EVERY
 from schemas.worker import WorkerState
 from streams.directory import Tier
 from streams.drain import Drain

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from agents.admission.app import Binding, bindings
-from agents.admission.catching_up import OTHERS_EVERY
 from agents.admission.pipeline import Handle
+from agents.admission.turns import OTHERS_EVERY
 from agents.admission.watchdog import Excuses
 from schemas.endings import EndingCode
 from schemas.generated import Opened
