@@ -197,16 +197,22 @@ def has_room(pools: Iterable[Sequence[Load]], bound: QueueBound, *, idle: bool =
 
 
 def _is_taken(loads: Sequence[Load]) -> bool:
-    return sum(load.state.running + load.queued_answers for load in loads) >= sum(
-        load.state.max_running for load in loads
-    )
+    slots = _slots(loads)
+    return slots is not None and sum(load.state.running + load.queued_answers for load in loads) >= slots
 
 
 def _takes_more(loads: Sequence[Load], bound: QueueBound) -> bool:
     answers, tokens = sum(load.queued_answers for load in loads), sum(load.queued_tokens for load in loads)
     if answers >= bound.answers * QUEUE_SHARE or tokens >= bound.tokens * QUEUE_SHARE:
         return False
-    if answers < sum(load.state.max_running for load in loads):
+    slots = _slots(loads)
+    if slots is None or answers < slots:
         return True
     drains = [load.drain for load in loads if load.drain is not None]
     return tokens < AHEAD_S * sum(drain.tokens_per_s for drain in drains)
+
+
+def _slots(loads: Sequence[Load]) -> int | None:
+    """None: one of them does not say how many it has."""
+    slots = [load.state.max_running for load in loads]
+    return sum(slots) if all(slots) else None

@@ -1,6 +1,7 @@
 """What piled up begins by tiers, at a pace, while there is room; what is too late takes no turn. The core alone."""
 
 from collections import Counter
+from dataclasses import replace
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -149,6 +150,9 @@ def test_a_pool_takes_more_while_little_waits_there_for_its_speed() -> None:
     assert not has_room([[load(63, 600_000, fast)]], bound), "more than half of what may wait there"
     assert has_room([[load(64, 30_000, slow)], [load(0, 0)]], bound), "another of its pools"
     assert not has_room([[load(64, 30_000, slow)], []], bound), "one without a worker is none"
+    silent = replace(load(64, 30_000), state=load(64, 30_000).state.model_copy(update={"max_running": 0}))
+    assert has_room([[silent]], bound)
+    assert has_room([[silent, load(0, 0)]], bound, idle=True), "one that does not say how many slots it has"
     assert not has_room([[load(63, 200_000, running=1)]], bound, idle=True)
     assert has_room([[load(62, 200_000, running=1)]], bound, idle=True)
 
