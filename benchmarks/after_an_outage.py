@@ -198,7 +198,7 @@ class Reader:
         if self._pace.wait_s(now_ms / 1_000, 0) > TICK_MS / 1_000:
             return False
         load = self.run.pool.load()
-        stood = self._backlog.take(now_ms, lambda _model, idle: has_room([[load]], BOUND, idle=idle))
+        stood = self._backlog.take(now_ms, lambda _model, need: has_room([[load]], BOUND, need))
         if stood is None:
             return False
         self._pace.wait_s(now_ms / 1_000)

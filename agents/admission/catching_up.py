@@ -1,7 +1,7 @@
 """Who begins next of what piled up while admission, the quota store or the log was away. Pure: time is a parameter.
 
 The log has an order of its own: what a paid tenant asks for may stand behind a hundred thousand requests of others. So
-an agent that is behind looks ahead, and lets begin by tiers, at a pace, while a pool has little before it. Of the
+an agent that is behind looks ahead, and lets begin by tiers, at a pace, as far as there is room at a pool. Of the
 lowest tier it holds so many and no more: what comes then steps aside, so that the agent gets to whatever stands behind
 it. Until it has, that tier has what others leave: slots that stand idle. What is too late for anybody takes no turn.
 """
@@ -19,8 +19,12 @@ from streams.directory import Tier
 T = TypeVar("T")
 Way = Literal["now", "turn", "aside"]
 """It begins at once, waits for its turn, or is written to where such as it wait, and comes round."""
-Room = Callable[[str, bool], bool]
-"""Whether there is room for more of a model; or, if so asked, even a slot that nobody waits for."""
+Need = Literal["queue", "little ahead", "idle slots"]
+"""What a pool must have for more of a backlog: room in its queue, as for who comes now; or that little waits there, or
+nobody.
+"""
+Room = Callable[[str, Need], bool]
+"""Whether a pool of this model has it."""
 
 TIERS: Final[tuple[Tier, ...]] = ("premium", "paid", "free")
 """In the order in which they begin."""
@@ -32,8 +36,6 @@ LOWEST_SHARE: Final = 0.5
 """Of the look-ahead, in records and in bytes: what the lowest tier may hold of it."""
 AHEAD_S: Final = 5.0
 """What waits at a pool's workers may take so long, at the speed at which it goes; then nobody is added to it."""
-QUEUE_SHARE: Final = 0.5
-"""Of the bounds of a pool's queue, whatever its speed: the rest is for who comes now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +153,7 @@ class Backlog(Generic[T]):
     def take_all(self) -> list[T]:
         """Nothing waits any more."""
         left = []
-        while (item := self.take(self._behind_until_ms, lambda _model, _idle: True)) is not None:
+        while (item := self.take(self._behind_until_ms, lambda _model, _need: True)) is not None:
             left.append(item)
         return left
 
@@ -166,7 +168,8 @@ class Backlog(Generic[T]):
 
         def is_able(line: tuple[Tier, str]) -> bool:
             tier, model = line
-            return not model or (has_room is not None and has_room(model, tier == LOWEST and gives_way))
+            need: Need = "queue" if tier != LOWEST else "idle slots" if gives_way else "little ahead"
+            return not model or (has_room is not None and has_room(model, need))
 
         able = [line for line in self._lines if is_able(line)]
         tiers = [tier for tier in TIERS if any(line[0] == tier for line in able)]
@@ -186,30 +189,29 @@ class Backlog(Generic[T]):
         heapify(self._deadlines)
 
 
-def has_room(pools: Iterable[Sequence[Load]], bound: QueueBound, *, idle: bool = False) -> bool:
-    """Whether more of a backlog may go to a model, whose pools have these live workers.
+def has_room(pools: Iterable[Sequence[Load]], bound: QueueBound, need: Need) -> bool:
+    """Of pools with these live workers. Where no worker lives nobody knows what waits.
 
-    A pool has room while less than another round of answers waits there, or as much as it is seen to take in a few
-    seconds. Where no worker lives nobody knows what waits. `idle`: only while it has slots for all that is there.
+    In a queue as far as paid tenants fill it: whoever comes now is let in up to there as well, so that nobody who pays
+    waits at the gate for a queue that others keep full. Little is less than another round of answers, or as much as the
+    pool is seen to take in a few seconds.
     """
     live = [loads for loads in pools if loads]
-    return not live or any(_takes_more(loads, bound) and not (idle and _is_taken(loads)) for loads in live)
+    return not live or any(_has(loads, bound, need) for loads in live)
 
 
-def _is_taken(loads: Sequence[Load]) -> bool:
-    slots = _slots(loads)
-    return slots is not None and sum(load.state.running + load.queued_answers for load in loads) >= slots
-
-
-def _takes_more(loads: Sequence[Load], bound: QueueBound) -> bool:
+def _has(loads: Sequence[Load], bound: QueueBound, need: Need) -> bool:
     answers, tokens = sum(load.queued_answers for load in loads), sum(load.queued_tokens for load in loads)
-    if answers >= bound.answers * QUEUE_SHARE or tokens >= bound.tokens * QUEUE_SHARE:
+    share = bound.lanes.standard.queue_share
+    if answers >= bound.answers * share or tokens >= bound.tokens * share:
         return False
     slots = _slots(loads)
-    if slots is None or answers < slots:
+    if need == "queue" or slots is None:
         return True
+    if need == "idle slots":
+        return sum(load.state.running for load in loads) + answers < slots
     drains = [load.drain for load in loads if load.drain is not None]
-    return tokens < AHEAD_S * sum(drain.tokens_per_s for drain in drains)
+    return answers < slots or tokens < AHEAD_S * sum(drain.tokens_per_s for drain in drains)
 
 
 def _slots(loads: Sequence[Load]) -> int | None:

@@ -11,7 +11,7 @@ from typing import Final, Literal
 import orjson
 
 from agents.admission import metrics
-from agents.admission.catching_up import LOOK_AHEAD, TIERS, Asked, Backlog, has_room, is_late
+from agents.admission.catching_up import LOOK_AHEAD, TIERS, Asked, Backlog, Need, has_room, is_late
 from agents.admission.pipeline import Handle, Pipeline
 from agents.admission.turns import FINEST_S, Pace
 from streams.log.port import LogRecord
@@ -164,12 +164,12 @@ class Gate:
                 turn.set_result("begin")
         return LOOK_S
 
-    def _has_room(self, model_name: str, idle: bool) -> bool:
+    def _has_room(self, model_name: str, need: Need) -> bool:
         model, now_ms = self._services.catalog.model(model_name), self._services.clock_ms()
         if model is None:
             return True
         pools = (self._services.workers.live(pool, now_ms) for pool in model.pools)
-        return has_room(pools, self._services.queue_bound, idle=idle)
+        return has_room(pools, self._services.queue_bound, need)
 
     def _hold(self, next_in_s: float) -> None:
         """Who waits for a turn has not stalled, as long as nobody of its topic has who had one."""

@@ -1,13 +1,13 @@
 """What piled up begins by tiers, at a pace, while there is room; what is too late takes no turn. The core alone."""
 
 from collections import Counter
-from dataclasses import replace
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from agents.admission.catching_up import BEHIND_MS, LOWEST, TIERS, Asked, Backlog, has_room
+from agents.admission.catching_up import BEHIND_MS, LOWEST, TIERS, Asked, Backlog, Need, has_room
 from agents.admission.routing import Load, QueueBound
 from agents.admission.turns import OTHERS_EVERY
 from schemas.worker import WorkerState
@@ -19,7 +19,7 @@ LATE = NOW - BEHIND_MS - 1
 MODELS = ("tiny", "big")
 
 
-def room_for_all(_model: str, _idle: bool) -> bool:
+def room_for_all(_model: str, _need: Need) -> bool:
     return True
 
 
@@ -95,8 +95,8 @@ def test_until_the_log_is_read_the_lowest_tier_has_what_others_leave() -> None:
     backlog: Backlog[str] = Backlog()
     entered(backlog, *(asked(f"p{n}") for n in range(OTHERS_EVERY)), *(asked(f"f{n}", "free") for n in range(4)))
 
-    def taken(_model: str, idle: bool) -> bool:
-        return not idle
+    def taken(_model: str, need: Need) -> bool:
+        return need != "idle slots"
 
     given = [backlog.take(NOW, taken) for _ in range(OTHERS_EVERY + 2)]
     assert given == [*(f"p{n}" for n in range(OTHERS_EVERY - 1)), "f0", f"p{OTHERS_EVERY - 1}", None]
@@ -131,30 +131,41 @@ def test_of_what_has_gone_little_is_kept_however_long_it_might_have_waited() -> 
     assert backlog.take(NOW + 501, room_for_all) == "waits"
 
 
-def load(waiting: int, tokens: int, drain: Drain | None = None, running: int = 0) -> Load:
+SLOW, FAST = Drain(10, 5_000), Drain(100, 50_000)
+
+
+def load(waiting: int, tokens: int, drain: Drain | None = None, running: int = 0, slots: int = 64) -> Load:
     state = WorkerState(
         worker_id="w", pool="default", model="tiny", engine="simulated", state="ready", beat_at_ms=NOW, lease_ms=4_000,
-        waiting=waiting, queued_tokens=tokens, max_running=64, running=running,
+        waiting=waiting, queued_tokens=tokens, max_running=slots, running=running,
     )  # fmt: skip
     return Load(state, drain=drain)
 
 
-def test_a_pool_takes_more_while_little_waits_there_for_its_speed() -> None:
+@pytest.mark.parametrize(
+    ("pools", "has"),
+    [
+        ([[]], "queue, little ahead, idle slots"),
+        ([[load(0, 0, running=63)]], "queue, little ahead, idle slots"),
+        ([[load(0, 0, running=64)]], "queue, little ahead"),
+        ([[load(63, 200_000)]], "queue, little ahead, idle slots"),
+        ([[load(64, 30_000)]], "queue"),
+        ([[load(64, 30_000, SLOW)]], "queue"),
+        ([[load(64, 30_000, FAST)]], "queue, little ahead"),
+        ([[load(7_999, 30_000, SLOW)]], "queue"),
+        ([[load(8_000, 30_000, SLOW)]], ""),
+        ([[load(63, 800_000, FAST)]], ""),
+        ([[load(64, 30_000, SLOW)], [load(0, 0)]], "queue, little ahead, idle slots"),
+        ([[load(8_000, 30_000, SLOW)], []], ""),
+        ([[load(64, 30_000, slots=0)]], "queue, little ahead, idle slots"),
+    ],
+)
+def test_a_pool_has_room_for_who_pays_as_ever_and_for_the_lowest_tier_while_little_waits(
+    pools: list[list[Load]], has: str
+) -> None:
     bound = QueueBound(1_000_000, 10_000)
-    slow, fast = Drain(10, 5_000), Drain(100, 50_000)
-    assert has_room([[]], bound), "nobody knows"
-    assert has_room([[load(63, 200_000)]], bound), "less than a round of answers"
-    assert not has_room([[load(64, 30_000)]], bound), "more, and nobody has measured how fast they go"
-    assert not has_room([[load(64, 30_000, slow)]], bound)
-    assert has_room([[load(64, 30_000, fast)]], bound)
-    assert not has_room([[load(63, 600_000, fast)]], bound), "more than half of what may wait there"
-    assert has_room([[load(64, 30_000, slow)], [load(0, 0)]], bound), "another of its pools"
-    assert not has_room([[load(64, 30_000, slow)], []], bound), "one without a worker is none"
-    silent = replace(load(64, 30_000), state=load(64, 30_000).state.model_copy(update={"max_running": 0}))
-    assert has_room([[silent]], bound)
-    assert has_room([[silent, load(0, 0)]], bound, idle=True), "one that does not say how many slots it has"
-    assert not has_room([[load(63, 200_000, running=1)]], bound, idle=True)
-    assert has_room([[load(62, 200_000, running=1)]], bound, idle=True)
+    needs: tuple[Need, ...] = ("queue", "little ahead", "idle slots")
+    assert ", ".join(need for need in needs if has_room(pools, bound, need)) == has
 
 
 class AnyBacklog(RuleBasedStateMachine):
