@@ -33,6 +33,7 @@ class Decision(BaseModel):
     generated_partition: int = Field(ge=0)
     worker_id: str | None = Field(default=None, description="Whom the router had in mind; None when no worker lived.")
     brownout: Brownout | None = Field(default=None, exclude_if=is_absent, description="As in `opened`.")
+    lowered_from: Lane | None = Field(default=None, exclude_if=is_absent, description="As in `opened`.")
     stand_in: StandIn | None = Field(default=None, description="None: the model that was asked for answers.")
 
 

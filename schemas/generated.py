@@ -96,6 +96,10 @@ class Opened(ScopedRecord):
     fallback: Fallback | None = Field(
         default=None, exclude_if=is_absent, description="Absent where the model that was asked for answers."
     )
+    lowered_from: Lane | None = Field(
+        default=None, exclude_if=is_absent,
+        description="The lane that it would have had, if its pool's queue had been shorter; absent where it has it.",
+    )  # fmt: skip
     echo: Echo = ""
 
 

@@ -38,6 +38,7 @@ class Started(ScopedRecord):
     queued: QueueAhead | None = Field(default=None, exclude_if=is_absent, description="As in `opened`.")
     brownout: Brownout | None = Field(default=None, exclude_if=is_absent, description="As in `opened`.")
     fallback: Fallback | None = Field(default=None, exclude_if=is_absent, description="As in `opened`.")
+    lowered_from: str | None = Field(default=None, exclude_if=is_absent, description="As in `opened`.")
     echo: Echo = ""
 
 

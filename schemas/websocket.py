@@ -149,6 +149,10 @@ class StartedMessage(_ServerMessage):
     fallback: Fallback | None = Field(
         default=None, exclude_if=is_absent, description="Where a smaller model answers: which was asked for, and why."
     )
+    lowered_from: str | None = Field(
+        default=None, exclude_if=is_absent,
+        description="The queue is long, and it waits behind others: the lane that it would have had.",
+    )  # fmt: skip
 
 
 class QueuedMessage(_ServerMessage):

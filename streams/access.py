@@ -78,7 +78,7 @@ def process_roles(topics: Topics) -> list[Role]:
     region, dead = topics.region, topics.dead_letters.name
     lanes = tuple(topics.lane(pool, lane).name for pool in topics.pools for lane in LANES)
     jobs = (*(topics.jobs(pool).name for pool in topics.pools), topics.aside.name)
-    between = tuple(topic.name for topic in (topics.validated, topics.reserved, topics.screened))
+    between = tuple(topic.name for topic in (topics.later, topics.validated, topics.reserved, topics.screened))
     pools = tuple(f"{region}.workers.{pool}" for pool in topics.pools)
     generated, control, usage = topics.generated.name, topics.control.name, topics.usage.name
     return [

@@ -318,6 +318,9 @@ class GatewaySettings(_Section):
 class AdmissionSettings(_Section):
     placement: Literal["fused", "split"] = "fused"
     batch_jobs_per_second: int = Field(default=200, ge=1, description="Bound of the intake, per admission worker.")
+    catch_up_per_second: int = Field(
+        default=500, ge=1, description="Bound of requests that were read late, per admission worker."
+    )
     stall_s: float = Field(default=30, gt=0, description="Lag without a commit for so long ends the process.")
     max_attempts: int = Field(default=5, ge=1, description="Of one event, before its dead letter.")
     in_flight: int = Field(
@@ -329,6 +332,10 @@ class AdmissionSettings(_Section):
         description="Bound of a pool's queue, half of it for one tenant; then `overloaded`.",
     )
     max_queued_requests: int = Field(default=10_000, ge=1, description="The same, in which each answer counts.")
+    lowered_from: float = Field(
+        default=0.5, gt=0, le=1,
+        description="Of a lane's share of a queue: beyond it free tenants wait behind the lane, until it is full.",
+    )  # fmt: skip
     prefix_load_excess: float = Field(
         default=0.25, ge=0, le=10,
         description="Beyond its pool's mean load, for what a worker has the beginning of. 0: the least loaded has it.",

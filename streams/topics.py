@@ -122,6 +122,11 @@ class Topics:
         )
         # Jobs of tenants that have all of their places in the queues of the pools, so that others get by.
         self.aside = Topic(name("admission.aside"), "response id", Admission, p.intake, WORK_RETENTION_MS, extra=_PLAIN)
+        # Requests of the lowest tier that were read late, behind which others wait.
+        self.later = Topic(
+            name("admission.later"), "response id", Request, p.requests, WORK_RETENTION_MS,
+            retention_bytes=REQUESTS_PARTITION_BYTES, extra=_PLAIN,
+        )  # fmt: skip
         # The only place where unreleased text stands.
         self.generated = Topic(
             name("generated"), "response id; worker id for frames", GENERATED, p.generated, WORK_RETENTION_MS,
@@ -185,8 +190,8 @@ class Topics:
         """Every topic that must exist, given the tenants that have results topics."""
         return [
             self.requests, self.intake_batch, self.batch_results, self.validated, self.reserved, self.screened,
-            self.aside, self.generated, self.responses, self.usage, self.control, self.workers, self.brownout,
-            self.verdicts, self.policies, self.parked, self.dead_letters,
+            self.aside, self.later, self.generated, self.responses, self.usage, self.control, self.workers,
+            self.brownout, self.verdicts, self.policies, self.parked, self.dead_letters,
             *(self.jobs(pool) for pool in self.pools),
             *(self.lane(pool, lane) for pool in self.pools for lane in LANES),
             *(self.results(tenant) for tenant in sorted(tenants)),

@@ -159,7 +159,10 @@ def _services(
         quota=quota,
         workers=workers,
         queue_bound=QueueBound(
-            settings.admission.max_queued_tokens, settings.admission.max_queued_requests, settings.lanes
+            settings.admission.max_queued_tokens,
+            settings.admission.max_queued_requests,
+            settings.lanes,
+            settings.admission.lowered_from,
         ),
         phrases=PromptPolicies(),
         brownout=levels,

@@ -3,7 +3,8 @@
 *Fused*: one agent on `requests` runs all stages. *Split*: one agent per stage, with topics in between, so that one
 stage can be scaled alone; then `requests → validated → reserved → screened → lanes`. Jobs have two agents of their own
 in front of that: `intake.batch → jobs.<pool>`, where they wait for room in the queue of that pool and in the quota of
-their tenant, and `aside` for those of tenants that have all of their places there.
+their tenant, and `aside` for those of tenants that have all of their places there. What is read late of `requests`
+waits at a gate, and what gives way there stands in `later` (`agents.admission.gate`).
 
 Idioms that Faust 0.15 needs, each for a fault that was reproduced:
 
@@ -29,8 +30,10 @@ from typing import Any
 import faust
 import structlog
 
+from agents.admission.catching_up import LOOK_AHEAD as CATCH_UP_LOOK_AHEAD
 from agents.admission.faust_broker import broker_credentials, broker_urls
 from agents.admission.faust_consumer import CommittedTransport
+from agents.admission.gate import Gate
 from agents.admission.in_order import MAX_BYTES_IN_WORK, InOrder
 from agents.admission.pipeline import Entry, Handle, Pipeline
 from agents.admission.publisher import LogPublisher, Publisher, PublishFailed
@@ -64,6 +67,7 @@ class Binding:
     """One agent: what it reads and what it does with a record.
 
     `per_second`: how many it begins; whoever `enter` tells apart takes turns, as far as the agent looks ahead.
+    `look_ahead`: so many records are held, where `handle` itself lets them wait for their turns.
     `on_hold` is told that the topic's records wait for these; after another `generation` nobody begins any more.
     """
 
@@ -71,6 +75,7 @@ class Binding:
     topic: str
     handle: Handle
     per_second: int | None = None
+    look_ahead: int | None = None
     enter: Callable[[LogRecord], Entry] | None = None
     on_hold: Callable[[str, float], None] = lambda _topic, _for_s: None
     generation: Callable[[], int] = lambda: 0
@@ -92,7 +97,7 @@ class Binding:
         async def in_turn(record: LogRecord) -> None:
             generation = self.generation()
             entry = Entry("", self.handle) if self.enter is None else self.enter(record)
-            await turns.wait(entry.holder, max(1.0, len(record.value or b"") / BYTES_OF_A_TURN))
+            await turns.wait(entry.holder, max(1.0, len(record.value or b"") / BYTES_OF_A_TURN), entry.rank)
             if self.generation() != generation:
                 # A balance has begun: it cannot be acknowledged any more, and comes again, here or elsewhere.
                 return
@@ -109,14 +114,18 @@ class Binding:
         self, in_flight: int, on_failure: Callable[[Exception], None], bytes_in_work: int = MAX_BYTES_IN_WORK
     ) -> InOrder:
         if self.per_second is None:
-            return InOrder(in_flight, on_failure, limit_bytes=bytes_in_work)
+            return InOrder(self.look_ahead or in_flight, on_failure, limit_bytes=bytes_in_work)
         return InOrder(LOOK_AHEAD, on_failure, limit_bytes=LOOK_AHEAD_BYTES)
 
 
-def bindings(placement: str, topics: Topics, pipeline: Pipeline, jobs_per_second: int) -> list[Binding]:
+def bindings(
+    placement: str, topics: Topics, pipeline: Pipeline, jobs_per_second: int,
+    in_flight: int = 256, catch_up_per_second: int = 500, catch_up_look_ahead: int = CATCH_UP_LOOK_AHEAD,
+) -> list[Binding]:  # fmt: skip
     """The agents of a placement."""
     fused = placement == "fused"
     first = FUSED if fused else STAGES[:1]
+    gate = Gate(pipeline, in_flight, catch_up_per_second, catch_up_look_ahead)
 
     def handle_later(stage: Stage) -> Handle:
         return lambda record: pipeline.handle_admission(record, (stage,))
@@ -125,15 +134,21 @@ def bindings(placement: str, topics: Topics, pipeline: Pipeline, jobs_per_second
         await pipeline.handle_queued_job(record, STAGES[1:] if fused else STAGES[1:2])
 
     agents = [
-        Binding("requests", topics.requests.name, lambda record: pipeline.handle_request(record, first)),
+        Binding(
+            "requests",
+            topics.requests.name,
+            gate.guarded(lambda record: pipeline.handle_request(record, first), pipeline.put_aside),
+            look_ahead=catch_up_look_ahead,
+        ),
+        Binding("later", topics.later.name, gate.guarded(lambda record: pipeline.handle_later(record, first), None)),
         Binding(
             "intake",
             topics.intake_batch.name,
             pipeline.handle_job,
             jobs_per_second,
-            pipeline.enter_job,
-            pipeline.services.on_hold,
-            pipeline.generation,
+            enter=pipeline.enter_job,
+            on_hold=pipeline.services.on_hold,
+            generation=pipeline.generation,
         ),
         *(Binding(f"jobs-{pool}", topics.jobs(pool).name, handle_queued_job) for pool in topics.pools),
         Binding("aside", topics.aside.name, handle_queued_job),
@@ -223,8 +238,9 @@ class AdmissionApp:
         )
         self.pipeline = wire(self._publisher)
         table = bindings(
-            settings.admission.placement, settings.topics, self.pipeline, settings.admission.batch_jobs_per_second
-        )
+            settings.admission.placement, settings.topics, self.pipeline, settings.admission.batch_jobs_per_second,
+            settings.admission.in_flight, settings.admission.catch_up_per_second,
+        )  # fmt: skip
         for binding in table:
             self._bind(binding)
         app.task(self._publisher.open)

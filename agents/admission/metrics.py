@@ -8,7 +8,7 @@ _SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.
 
 OUTCOMES = Counter(
     "sluice_admission_outcomes_total",
-    "Requests by outcome: `admitted`, `replayed`, `finished`, `requeued` or an ending's code.",
+    "Requests by outcome: `admitted`, `replayed`, `finished`, `requeued`, `put_aside` or an ending's code.",
     ["code"],
 )
 STAGE_SECONDS = Histogram(
@@ -26,10 +26,17 @@ BROWNOUT_LEVEL = Gauge("sluice_brownout_level", "How far a pool is degraded, fro
 BROWNED_OUT = Counter(
     "sluice_admission_browned_out_total", "Requests that were given less, by pool and its level.", ["pool", "level"]
 )
+LOWERED = Counter(
+    "sluice_admission_lowered_total", "Requests that wait behind their lane since the queue is long, by pool.", ["pool"]
+)
 FALLBACKS = Counter(
     "sluice_admission_fallbacks_total",
     "Requests that a smaller model answers, by the one that was asked for, and why.",
     ["asked", "reason"],
 )
+HELD = Gauge(
+    "sluice_admission_held_requests", "Requests that were read late and wait for their turn, by tier.", ["tier"]
+)
+held = cache(HELD.labels)
 IN_FLIGHT = Gauge("sluice_admission_in_flight_requests", "Events being worked on.")
 REBUILDS = Counter("sluice_quota_rebuilds_total", "Epochs begun after the quota store had lost its memory.")

@@ -24,6 +24,7 @@ from typing import TypeVar
 import structlog
 
 from agents.admission import metrics
+from agents.admission.catching_up import TIERS
 from agents.admission.entrances import (
     ClaimedJob,
     JobReaders,
@@ -66,8 +67,8 @@ T = TypeVar("T")
 Recover = Callable[[], Awaitable[None]]
 """Rebuilds the quota store after `EpochLost`; returns when decisions may be taken again, or raises MustEnd."""
 Handle = Callable[[LogRecord], Awaitable[None]]
-Destination = Callable[[Admission], str]
-"""The topic that an admission goes to."""
+Destination = Callable[[Request | Admission], str]
+"""The topic that it goes to."""
 
 
 def places_among(in_flight: int, bytes_in_work: int = MAX_BYTES_IN_WORK) -> Places:
@@ -77,10 +78,11 @@ def places_among(in_flight: int, bytes_in_work: int = MAX_BYTES_IN_WORK) -> Plac
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Whose turn a job takes at the intake, and how it is handled when it comes."""
+    """Whose turn a job takes at the intake, and how it is handled when it comes. `rank`: its tenant's tier's."""
 
     holder: str
     handle: Handle
+    rank: int = len(TIERS)
 
 
 @dataclass(slots=True)
@@ -128,6 +130,15 @@ class Pipeline:
         """A record of `requests`, through `stages`: all of them (fused) or the first (split)."""
         await self._handle(record, "validation", self._read_request, stages, self._behind(stages))
 
+    async def put_aside(self, record: LogRecord) -> None:
+        """A record of `requests`, proved, and written to `admission.later`: it gives way to what stands behind it."""
+        later = self.services.topics.later.name
+        await self._handle(record, "validation", self._read_request, (), lambda _: later)
+
+    async def handle_later(self, record: LogRecord, stages: Sequence[Stage] = FUSED) -> None:
+        """A record of `admission.later`, as `handle_request`. It was proved before it stepped aside."""
+        await self._handle(record, "validation", self._read_later, stages, self._behind(stages))
+
     async def handle_job(self, record: LogRecord) -> None:
         """A record of `intake.batch`: proved, validated, and put into the queue of its pool."""
         await self.enter_job(record).handle(record)
@@ -152,7 +163,9 @@ class Pipeline:
                 raise claimed
             return await intake(claimed, self.services, self.readers) if isinstance(claimed, ClaimedJob) else claimed
 
-        return Entry(holder, lambda job: self._handle(job, "intake", read, STAGES[:1], self._jobs_of_pool))
+        tenant = self.services.directory.tenant(holder) if holder else None
+        rank = len(TIERS) if tenant is None else TIERS.index(tenant.tier)
+        return Entry(holder, lambda job: self._handle(job, "intake", read, STAGES[:1], self._jobs_of_pool), rank)
 
     async def handle_queued_job(self, record: LogRecord, stages: Sequence[Stage] = STAGES[1:]) -> None:
         """A record of a pool's `admission.jobs`, or of `admission.aside`: waits for room, then goes through `stages`.
@@ -173,11 +186,18 @@ class Pipeline:
         topic_after = stages[-1].topic_after
         return None if topic_after is None else lambda _: topic_after(self.services.topics)
 
-    def _jobs_of_pool(self, job: Admission) -> str:
+    def _jobs_of_pool(self, job: Request | Admission) -> str:
+        assert isinstance(job, Admission), "validation has named its pool"
         return self.services.topics.jobs(job.pool).name
 
     async def _read_request(self, record: LogRecord) -> StageResult:
         return read_request(record, self.services)
+
+    async def _read_later(self, record: LogRecord) -> Request:
+        try:
+            return decode(Request, record.value)
+        except Undecodable as error:
+            raise Buried(error.reason, error.detail) from None
 
     async def _read_admission(self, record: LogRecord) -> Admission:
         try:
@@ -330,13 +350,17 @@ class Pipeline:
         match event:
             case Finished():
                 metrics.outcome("finished").inc()
-            case Admission() if destination is not None:
+            case Request() | Admission() if destination is not None:
                 await self.publisher.publish(destination(event), event.encode(), key=event.response_id)
+                if isinstance(event, Request):
+                    metrics.outcome("put_aside").inc()
             case Admission(decision=decision) if decision is not None:
                 await self.publication.admitted(event, decision, self.services.clock_ms())
                 metrics.outcome("replayed" if event.replayed else "admitted").inc()
                 if event.brownout is not None and not event.replayed:
                     metrics.BROWNED_OUT.labels(event.pool, event.brownout.level).inc()
+                if decision.lowered_from is not None and not event.replayed:
+                    metrics.LOWERED.labels(decision.pool).inc()
                 if event.fallback is not None and not event.replayed:
                     metrics.FALLBACKS.labels(event.fallback.asked, event.fallback.reason).inc()
             case Admission() | Request():

@@ -46,6 +46,7 @@ class Publication:
             queued=admission.queued,
             brownout=admission.brownout,
             fallback=admission.fallback,
+            lowered_from=decision.lowered_from,
             output_policy=await self._output_policy(admission.scope.tenant_id, now_ms),
             content_is_json=structure is not None and structure.value_schema is not None,
             echo=admission.request.echo,

@@ -164,6 +164,7 @@ def _restored(opened: Opened, partition: int, *, ended: bool) -> Restored:
             lane_partition=opened.lane_partition,
             generated_partition=partition,
             brownout=opened.brownout,
+            lowered_from=opened.lowered_from,
             stand_in=stand_in,
         ),
     )

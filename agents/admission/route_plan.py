@@ -10,11 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from agents.admission.routing import LEAST_WAIT_MS, Load, QueueBound, drain_ms, overloaded, slot_wait_ms
+from agents.admission.routing import LEAST_WAIT_MS, Load, QueueBound, drain_ms, is_long, overloaded, slot_wait_ms
 from schemas.generated import FallbackReason
-from schemas.request import Lane
-from streams.directory import Model, Pool, PoolWeights, Tier
+from schemas.request import LANES, Lane
+from streams.directory import TIERS, Model, Pool, PoolWeights, Tier
 
+LOWEST_TIER: Tier = TIERS[0]
 Standing = Literal["room", "overloaded", "failing", "no_worker"]
 """Of the pools of one model, for one request. Where no worker lives nobody knows their queues: it may wait there. Where
 the engines of all that live fail request after request it would fail too.
@@ -54,6 +55,7 @@ class Plan(NamedTuple):
     """Where it goes. `fallback`: why the smaller model answers; None: the one that was asked for does.
 
     `retry_after_ms` is of one that is refused: when the first of its pools may have room, or a worker that is tried.
+    `is_lowered`: it waits behind those of its lane.
     """
 
     pool: str
@@ -61,6 +63,7 @@ class Plan(NamedTuple):
     standing: Standing
     fallback: FallbackReason | None = None
     retry_after_ms: int | None = None
+    is_lowered: bool = False
 
     @property
     def is_refused(self) -> bool:
@@ -100,7 +103,7 @@ def _of_model(option: Option, bound: QueueBound) -> Plan:
     ]
     if with_room:
         pool, loads = min(with_room, key=lambda looked: _weight(looked, option.weights))
-        return Plan(pool.name, loads, "room")
+        return Plan(pool.name, loads, "room", is_lowered=_gives_way(loads, option.ask, bound))
     if sound:
         (pool, loads), wait_ms = sound[0], min(drain_ms(each.loads) for each in sound)
         return Plan(pool.name, loads, "overloaded", retry_after_ms=wait_ms)
@@ -112,6 +115,11 @@ def _of_model(option: Option, bound: QueueBound) -> Plan:
 
 def _weight(looked: Looked, weights: PoolWeights) -> float:
     return weights.cost * looked.pool.cost + weights.wait_s * slot_wait_ms(looked.loads) / 1_000
+
+
+def _gives_way(loads: Sequence[Load], ask: Ask, bound: QueueBound) -> bool:
+    """Before anybody is refused."""
+    return ask.tier == LOWEST_TIER and ask.lane != LANES[-1] and is_long(loads, ask.lane, bound)
 
 
 def _lets_in(pool: Pool, loads: Sequence[Load], tier: Tier) -> bool:

@@ -120,6 +120,8 @@ class QueueBound:
     tokens: int
     answers: int
     lanes: LanePolicies = LANE_POLICIES
+    lowered_from: float = 1.0
+    """Of what a lane may fill: from there on the lowest tier waits behind it, in the last lane. 1: nobody does."""
 
 
 @dataclass(slots=True)
@@ -345,6 +347,13 @@ def overloaded(loads: Sequence[Load], lane: Lane, bound: QueueBound) -> bool:
     return bool(loads) and not (
         _has_room(tokens, own_tokens, bound.tokens * share) and _has_room(answers, own_answers, bound.answers * share)
     )
+
+
+def is_long(loads: Sequence[Load], lane: Lane, bound: QueueBound) -> bool:
+    """Whether the pool's queue is so long that who gives way waits behind this lane."""
+    share = bound.lanes.of(lane).queue_share * bound.lowered_from
+    tokens, answers = sum(load.queued_tokens for load in loads), sum(load.queued_answers for load in loads)
+    return bound.lowered_from < 1 and (tokens >= bound.tokens * share or answers >= bound.answers * share)
 
 
 def _has_room(queued: int, own: int, most: float) -> bool:

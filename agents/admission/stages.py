@@ -38,7 +38,7 @@ from schemas.admission import Admission, Decision
 from schemas.brownout import Brownout
 from schemas.endings import EndingCode
 from schemas.generated import Fallback, QueueAhead
-from schemas.request import Request
+from schemas.request import LANES, Lane, Request
 from schemas.vectors import weight_tokens
 from schemas.verdict import Verdict
 from streams.brownout import Degraded
@@ -140,8 +140,8 @@ async def quota_and_route(admission: Admission, services: Services) -> StageResu
     if _first_denial(phrases, admission, services) is not None:
         return await _quota(admission, services)
     wanted = _route(admission, at, services)
-    queued = services.workers.queued(wanted.worker_id, admission.lane)
-    with services.workers.asking(wanted.worker_id, admission.response_id, _weight(admission, services)):
+    queued = services.workers.queued(wanted.worker_id, wanted.lane)
+    with services.workers.asking(wanted.worker_id, admission.response_id, _weight(admission, wanted.lane, services)):
         outcome = await _reserve(admission, services, wanted)
     if isinstance(outcome, Decided) and outcome.is_new:
         _count(admission, wanted, services)
@@ -172,12 +172,12 @@ def _tokens(admission: Admission) -> int:
     return len(admission.prompt_token_ids) + admission.request.choices * admission.max_tokens
 
 
-def _weight(admission: Admission, services: Services) -> Weight:
+def _weight(admission: Admission, lane: Lane, services: Services) -> Weight:
     """With its vectors, which take room as answers do and cost nothing."""
     tokens, vectors = _tokens(admission), len(admission.input_ends)
     if vectors and (model := services.catalog.model(admission.model)) is not None and model.embedding is not None:
         tokens += weight_tokens(vectors, admission.request.dimensions or model.embedding.dimensions)
-    return Weight(tokens, admission.request.choices, admission.scope.tenant_id, admission.lane)
+    return Weight(tokens, admission.request.choices, admission.scope.tenant_id, lane)
 
 
 async def _of_outcome(
@@ -314,7 +314,7 @@ async def routing(admission: Admission, services: Services) -> StageResult | Not
         refusal = _full(admission, at, services)
         return NotYet(refusal) if may_wait(admission.request) else Refused(Origin.of(admission), refusal)
     wanted = _route(admission, at, services)
-    queued = services.workers.queued(wanted.worker_id, admission.lane)
+    queued = services.workers.queued(wanted.worker_id, wanted.lane)
     # Counted before anything is awaited: who looks meanwhile must see it.
     _count(admission, wanted, services)
     outcome: Outcome | None = None
@@ -349,13 +349,15 @@ async def _answered(admission: Admission, services: Services) -> tuple[Admission
 def _route(admission: Admission, at: Plan, services: Services) -> Decision:
     """A worker's partitions."""
     counts = services.topics.counts
+    lane = LANES[-1] if at.is_lowered else admission.lane
     route = choose(
-        at.loads, admission.lane, admission.response_id, lane_partitions=counts.lane,
+        at.loads, lane, admission.response_id, lane_partitions=counts.lane,
         generated_partitions=counts.generated, cache_id=admission.cache_id, excess=services.prefix_load_excess,
     )  # fmt: skip
     return Decision(
         pool=at.pool,
-        lane=admission.lane,
+        lane=lane,
+        lowered_from=admission.lane if at.is_lowered else None,
         lane_partition=route.lane_partition,
         generated_partition=route.generated_partition,
         worker_id=route.worker_id,
@@ -365,7 +367,7 @@ def _route(admission: Admission, at: Plan, services: Services) -> Decision:
 
 
 def _count(admission: Admission, decision: Decision, services: Services) -> None:
-    weight = _weight(admission, services)
+    weight = _weight(admission, decision.lane, services)
     services.workers.routed(decision.worker_id, admission.response_id, weight, services.clock_ms())
 
 

@@ -2,12 +2,14 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
 Sleep = Callable[[float], Awaitable[object]]
 FINEST_S = 0.001
+OTHERS_EVERY = 8
+"""One of so many turns is for the ranks behind the first that waits, these by turns."""
 
 
 class Pace:
@@ -54,9 +56,53 @@ class FairOrder(Generic[T]):
             self._now = 0.0
         return weight, item
 
+    def keep(self, is_wanted: Callable[[T], bool]) -> None:
+        """Whatever else waits is forgotten, as if it had not come."""
+        for holder, line in [*self._lines.items()]:
+            kept = deque((weight, item) for weight, item in line if is_wanted(item))
+            if kept:
+                self._lines[holder] = kept
+            else:
+                del self._lines[holder]
+
+
+def is_others_turn(taken: int) -> bool:
+    """Behind so many turns."""
+    return taken % OTHERS_EVERY == OTHERS_EVERY - 1
+
+
+def whose_turn(ranks: Sequence[T], taken: int) -> T:
+    """Of those that wait, the first first."""
+    if len(ranks) > 1 and is_others_turn(taken):
+        return ranks[1 + taken // OTHERS_EVERY % (len(ranks) - 1)]
+    return ranks[0]
+
+
+class RankOrder(Generic[T]):
+    """Who is next: by rank, the lowest number first, and in each rank as in `FairOrder`."""
+
+    def __init__(self) -> None:
+        self._ranks: dict[int, FairOrder[T]] = {}
+        self._taken = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._ranks)
+
+    def put(self, rank: int, holder: Hashable, weight: float, item: T) -> None:
+        self._ranks.setdefault(rank, FairOrder()).put(holder, weight, item)
+
+    def take(self) -> tuple[float, T]:
+        """With its weight. Raises IndexError when there is none."""
+        rank = whose_turn(sorted(self._ranks), self._taken)
+        self._taken += 1
+        taken = self._ranks[rank].take()
+        if not self._ranks[rank]:
+            del self._ranks[rank]
+        return taken
+
 
 class Turns:
-    """Lets work begin at a pace, the holders by turns. Used from one event loop.
+    """Lets work begin at a pace, by rank, the holders of each by turns. Used from one event loop.
 
     `on_next` is told, while anybody waits, in how many seconds the next turn is given.
     """
@@ -72,13 +118,13 @@ class Turns:
         self._clock_s = clock_s
         self._sleep = sleep
         self._on_next = on_next
-        self._waiting: FairOrder[asyncio.Future[None]] = FairOrder()
+        self._waiting: RankOrder[asyncio.Future[None]] = RankOrder()
         self._giving: asyncio.Task[None] | None = None
 
-    async def wait(self, holder: Hashable, weight: float = 1.0) -> None:
+    async def wait(self, holder: Hashable, weight: float = 1.0, rank: int = 0) -> None:
         """Returns when it is this one's turn."""
         turn = asyncio.get_running_loop().create_future()
-        self._waiting.put(holder, weight, turn)
+        self._waiting.put(rank, holder, weight, turn)
         if self._giving is None:
             self._giving = asyncio.create_task(self._give())
         await turn

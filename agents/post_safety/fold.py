@@ -228,6 +228,7 @@ def _say_started(response: Response) -> Emit:
         model=opened.model,
         requested_model=opened.requested_model,
         fallback=opened.fallback,
+        lowered_from=opened.lowered_from,
         lane=opened.lane.value,
         pool=opened.pool,
         prompt_tokens=opened.prompt_tokens,

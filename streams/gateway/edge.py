@@ -23,7 +23,7 @@ OPERATORS_PATHS = frozenset(("/health", "/healthz", "/readyz"))
 """Answered also by a full gateway: it is in good health."""
 EXPOSED_HEADERS = (
     "x-request-id", "request-id", "traceparent", "retry-after", "retry-after-ms", "x-should-retry",
-    "x-queue-before", "x-queue-wait-ms", "x-brownout-level", "x-brownout-max-tokens",
+    "x-queue-before", "x-queue-wait-ms", "x-queue-lowered-from", "x-brownout-level", "x-brownout-max-tokens",
     "x-sluice-fallback-from", "x-sluice-fallback-reason",
     *(
         header

@@ -53,14 +53,16 @@ def error_response(
 
 
 def notices_of(started: Started | None) -> dict[str, str]:
-    """Headers of an answer that is given less than was asked for, or by a smaller model, for who does not compare the
-    `model` of an answer with that of its question. The same whenever it is had.
+    """Headers of an answer that is given less than was asked for, waits behind its lane, or is a smaller model's, for
+    who does not compare the `model` of an answer with that of its question. The same whenever it is had.
     """
     notices: dict[str, str] = {}
     if started is not None and (brownout := started.brownout) is not None:
         notices |= {"x-brownout-level": str(brownout.level), "x-brownout-max-tokens": str(brownout.max_tokens)}
     if started is not None and (fallback := started.fallback) is not None:
         notices |= {"x-sluice-fallback-from": fallback.asked, "x-sluice-fallback-reason": fallback.reason}
+    if started is not None and (lane := started.lowered_from) is not None:
+        notices |= {"x-queue-lowered-from": lane}
     return notices
 
 

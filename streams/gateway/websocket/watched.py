@@ -49,6 +49,7 @@ def started_message(response_id: str, started: Started) -> StartedMessage:
         prompt_tokens=started.prompt_tokens, accepted_at_ms=started.accepted_at_ms, deadline_ms=started.deadline_ms,
         brownout=started.brownout,
         fallback=started.fallback,
+        lowered_from=started.lowered_from,
     )  # fmt: skip
 
 

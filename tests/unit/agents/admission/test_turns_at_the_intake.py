@@ -9,10 +9,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from agents.admission import entrances
 from agents.admission.app import Binding, bindings
+from agents.admission.pipeline import Entry
+from agents.admission.turns import OTHERS_EVERY
 from agents.admission.watchdog import Excuses, Progress, StallDetector
 from schemas.endings import EndingCode
 from streams.directory import Limits
-from streams.log.port import TopicPartition
+from streams.log.port import LogRecord, TopicPartition
 from streams.signing import verify_job
 from tests.unit.agents.admission.region_in_memory import region
 from tests.unit.agents.admission.world import World
@@ -35,6 +37,30 @@ async def test_forged_jobs_that_name_a_tenant_take_none_of_its_turns(redis_url: 
         endings = r.endings()
         assert len(endings) < 750
         assert {ending.code for ending in endings} <= {EndingCode.INVALID_SIGNATURE}
+
+
+async def test_jobs_of_who_pays_begin_first_and_forged_ones_last(world: World) -> None:
+    world.directory.all["crowd"] = world.directory.all["acme"].model_copy(update={"tenant_id": "crowd", "tier": "free"})
+    begun: list[str] = []
+    enter = world.pipeline.enter_job
+
+    def noted(job: LogRecord) -> Entry:
+        entry = enter(job)
+
+        async def handle(_record: LogRecord) -> None:
+            begun.append(entry.holder or "forged")
+
+        return replace(entry, handle=handle)
+
+    handle = replace(intake_of(world), enter=noted).paced(lambda: 0.0, lambda _: asyncio.sleep(0))
+    jobs = [world.job(custom_id=f"f{n}", key=FORGER, offset=n) for n in range(10)]
+    jobs += [world.job(custom_id=f"c{n}", tenant_id="crowd", offset=10 + n) for n in range(10)]
+    jobs += [world.job(custom_id=f"p{n}", offset=20 + n) for n in range(20)]
+    await asyncio.gather(*map(handle, jobs))
+    first = begun[: 20 + 20 // (OTHERS_EVERY - 1)]
+    assert first.count("acme") == 20
+    assert {"crowd", "forged"} <= set(first), "nobody stands still"
+    assert len(begun) == 40
 
 
 async def test_a_signature_is_verified_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,6 +145,15 @@ async def test_work_of_the_batch_lane_takes_no_place_of_who_waits_for_an_answer_
     assert await quota.active_count("acme") == 1
 
 
+async def test_who_is_lowered_into_the_batch_lane_stays_a_response_of_its_tenant(quota: RedisQuota) -> None:
+    limits = Limits(concurrent_responses=1, concurrent_jobs=5)
+    lowered = ROUTE.model_copy(update={"lane": Lane.BATCH, "lowered_from": Lane.STANDARD})
+    decided = await quota.decide("acme", limits, "r1", lowered, tokens=1, deadline_ms=NOW + 60_000)
+    assert isinstance(decided, Decided)
+    assert decided.decision == lowered
+    assert isinstance(await reserve(quota, "r2", 1, limits), Refusal)
+
+
 async def test_work_that_may_wait_leaves_half_a_minute_to_who_may_not(quota: RedisQuota) -> None:
     limits = Limits(requests_per_minute=10, tokens_per_minute=1_000)
 

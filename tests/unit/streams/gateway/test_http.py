@@ -141,6 +141,16 @@ async def test_who_is_given_less_is_told_in_the_head_whole_or_streamed(stack: St
                 pass
 
 
+async def test_who_waits_behind_its_lane_is_told_in_the_head(stack: Stack) -> None:
+    async with sdk(stack) as api:
+        create = api.chat.completions.with_raw_response.create
+        for lowered_from in ("standard", None):
+            answering = asyncio.ensure_future(stack.pipeline.answer(["Paris"], lowered_from=lowered_from))
+            whole = await create(model="small", messages=[{"role": "user", "content": "Hi"}])
+            await answering
+            assert whole.headers.get("x-queue-lowered-from") == lowered_from
+
+
 async def test_openais_package_raises_its_own_errors(stack: Stack) -> None:
     async with sdk(stack) as api:
         for code, kind in (

@@ -118,7 +118,7 @@ async def test_who_is_given_less_is_told_at_the_start_and_the_end(stack: Stack) 
     async with dial(stack) as socket:
         await say(socket, type="request", request_id="r1", body=HELLO)
         request = await stack.pipeline.next_request()
-        stack.pipeline.start(request, brownout=cut)
+        stack.pipeline.start(request, brownout=cut, lowered_from="standard")
         stack.pipeline.release(request, 1, ["one ", "two"])
         stack.pipeline.end(request, 3, finish_reasons=["length"], brownout=cut)
         seen, _ = await hear_until_terminal(socket)
@@ -127,8 +127,9 @@ async def test_who_is_given_less_is_told_at_the_start_and_the_end(stack: Stack) 
         others, _ = await hear_until_terminal(socket)
     told = [message.brownout for message in seen if isinstance(message, StartedMessage | TerminalMessage)]
     assert told == [cut, cut]
+    assert [message.lowered_from for message in seen if isinstance(message, StartedMessage)] == ["standard"]
     assert seen[-1].finish_reason == "length"
-    assert not any("brownout" in message.model_dump() for message in others)
+    assert not any({"brownout", "lowered_from"} & set(message.model_dump()) for message in others)
 
 
 async def test_a_dropped_socket_resumes_where_it_stopped(stack: Stack) -> None:

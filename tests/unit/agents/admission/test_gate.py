@@ -1,0 +1,203 @@
+"""Requests that are read late wait at a gate: paid ones first, at a pace, each ended once; in virtual time."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from agents.admission.app import Binding, bindings
+from agents.admission.pipeline import Handle
+from agents.admission.turns import OTHERS_EVERY
+from agents.admission.watchdog import Excuses
+from schemas.endings import EndingCode
+from schemas.generated import Opened
+from schemas.request import LANES, AdmittedRequest, Lane
+from streams.directory import Limits, Tenant
+from streams.log.port import LogRecord
+from tests.unit.agents.admission.world import IDS, NOW, World
+
+OUTAGE_MS = 60_000
+LOOK_AHEAD = 200
+BEYOND_REACH = Limits(
+    requests_per_minute=10**9, tokens_per_minute=10**12, concurrent_responses=10**6, max_output_tokens=50
+)
+
+
+class Late:
+    """An agent that comes back after a minute, in virtual time; a worker with room for all stands by."""
+
+    def __init__(self, per_second: int = 10**6, in_flight: int = 256, placement: str = "fused") -> None:
+        self.world = world = World()
+        for tenant_id, tier in (("acme", "paid"), ("gold", "premium"), ("crowd", "free")):
+            world.directory.all[tenant_id] = Tenant(tenant_id=tenant_id, tier=tier, limits=BEYOND_REACH)
+        world.now_ms += OUTAGE_MS
+        world.quota.now_ms = world.now_ms
+        world.beat(lease_ms=10**9, max_running=10**6)
+        self.generation = 1
+        self.excuses = Excuses(lambda: world.now_ms / 1_000)
+        world.services = replace(world.services, on_hold=self.excuses.hold)
+        world.pipeline = replace(
+            world.pipeline, services=world.services, sleep=self._sleep, generation=lambda: self.generation
+        )
+        self.table = bindings(placement, world.topics, world.pipeline, 200, in_flight, per_second, LOOK_AHEAD)
+        self.requests = self.agent("requests")
+
+    async def _sleep(self, seconds: float) -> None:
+        await self.world._sleep(seconds)
+        await asyncio.sleep(0)
+
+    def agent(self, name: str) -> Binding:
+        return next(binding for binding in self.table if binding.name == name)
+
+    def asked(self, tenant: str, count: int, *, lives_ms: int = 600_000, appended_ms: int = NOW) -> list[LogRecord]:
+        records = []
+        for _ in range(count):
+            request = self.world.request(
+                tenant=tenant, response_id=IDS.mint(3), accepted_at_ms=appended_ms, deadline_ms=appended_ms + lives_ms
+            )
+            records.append(replace(self.world.record(request), timestamp_ms=appended_ms))
+        return records
+
+    async def read(self, records: Sequence[LogRecord], handle: Handle | None = None) -> None:
+        """In the order of the log, all of them looked at before the first has ended."""
+        await asyncio.gather(*((handle or self.requests.handle)(record) for record in records))
+
+    async def come_round(self) -> None:
+        await self.read(self.aside(), self.agent("later").handle)
+
+    def aside(self) -> list[LogRecord]:
+        return [record for record in self.world.log.records if record.topic == self.world.topics.later.name]
+
+    def in_lanes(self) -> list[str]:
+        """Whose work it is, in the order of writing."""
+        lanes = {self.world.topics.lane("default", lane).name for lane in LANES}
+        records = [record for record in self.world.log.records if record.topic in lanes]
+        return [AdmittedRequest.model_validate_json(record.value or b"").scope.tenant_id for record in records]
+
+
+async def test_paid_requests_begin_before_what_stood_in_front_of_them() -> None:
+    late = Late(in_flight=1)
+    await late.read(late.asked("crowd", 40) + late.asked("acme", 20) + late.asked("gold", 10))
+    begun = late.in_lanes()
+    first = begun[:30]
+    assert first.count("crowd") <= 1 + 30 // OTHERS_EVERY
+    assert first.count("gold") == 10
+    assert first.index("acme") <= OTHERS_EVERY * 2
+    assert len(begun) == 70
+
+
+async def test_a_backlog_is_begun_at_its_pace_and_what_comes_in_its_time_is_not_held() -> None:
+    late = Late(per_second=50)
+    backlog = asyncio.create_task(late.read(late.asked("acme", 100)))
+    await asyncio.sleep(0)
+    before = late.world.now_ms
+    fresh = late.asked("crowd", 30, appended_ms=late.world.now_ms)
+    await late.read(fresh)
+    assert late.in_lanes().count("crowd") == 30
+    assert late.world.now_ms - before < 1_000
+    await backlog
+    assert late.world.now_ms - NOW - OUTAGE_MS >= 99 * 1_000 / 50
+
+
+async def test_what_is_too_late_ends_clearly_takes_no_turn_and_no_lane() -> None:
+    late = Late(per_second=1)
+    over = late.asked("crowd", 50, lives_ms=OUTAGE_MS) + late.asked("gold", 50, lives_ms=OUTAGE_MS)
+    await late.read(over)
+    assert late.world.now_ms == NOW + OUTAGE_MS, "no turn was waited for"
+    assert not late.in_lanes()
+    assert [ending.code for ending in late.world.log.endings] == [EndingCode.DEADLINE_EXCEEDED] * 100
+
+
+async def test_what_expires_while_it_waits_for_its_turn_ends_then() -> None:
+    late = Late(per_second=1)
+    await late.read(late.asked("acme", 20, lives_ms=OUTAGE_MS + 5_000))
+    assert late.world.now_ms <= NOW + OUTAGE_MS + 7_000
+    assert len(late.in_lanes()) + len(late.world.log.endings) == 20
+    assert 5 <= len(late.in_lanes()) <= 7
+
+
+@pytest.mark.parametrize("placement", ["fused", "split"])
+async def test_the_lowest_tier_steps_aside_and_comes_round_each_once(placement: str) -> None:
+    late = Late(in_flight=8, placement=placement)
+    crowd = late.asked("crowd", LOOK_AHEAD)
+    await late.read(crowd + late.asked("acme", 20))
+    assert 0 < len(late.aside()) <= LOOK_AHEAD / 2
+    await late.come_round()
+    if placement == "split":
+        validated = [r for r in late.world.log.records if r.topic == late.world.topics.validated.name]
+        assert len({record.key for record in validated}) == len(validated) == LOOK_AHEAD + 20
+    else:
+        opened = [entry.response_id for _, entry in late.world.log.of(Opened, late.world.topics.generated.name)]
+        assert len(set(opened)) == len(opened) == LOOK_AHEAD + 20
+        assert late.in_lanes()[: 20 * OTHERS_EVERY].count("acme") == 20
+    assert not late.world.log.endings
+    assert not late.world.log.dead
+
+
+async def test_killed_when_it_stepped_aside_it_is_decided_once() -> None:
+    late = Late()
+    (record,) = late.asked("crowd", 1)
+    await late.world.pipeline.put_aside(record)
+    await late.read([record])
+    await late.come_round()
+    works = [r for r in late.world.log.records if r.topic == late.world.topics.lane("default", Lane.STANDARD).name]
+    assert len({(work.partition, work.key) for work in works}) == 1
+    assert len({entry.model_dump_json(include={"response_id", "lane_partition"}) for _, entry in late.world.log.of(
+        Opened, late.world.topics.generated.name)}) == 1  # fmt: skip
+
+
+async def test_what_cannot_be_read_is_buried_and_what_is_forged_never_steps_aside() -> None:
+    late = Late()
+    (record,) = late.asked("crowd", 1)
+    await late.read([replace(record, value=b"no json"), replace(record, value=b"[]")])
+    await late.world.pipeline.put_aside(replace(record, headers=()))
+    assert [letter.reason for letter in late.world.log.dead] == ["untrusted"] * 3
+    assert not late.aside()
+
+
+async def test_a_balance_leaves_what_waits_to_the_next_owner() -> None:
+    late = Late(per_second=1)
+    reading = asyncio.create_task(late.read(late.asked("acme", 10)))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    late.generation += 1
+    await reading
+    assert len(late.in_lanes()) <= 2
+    assert not late.world.log.endings
+
+
+async def test_a_full_pool_is_filled_no_further_by_a_backlog_and_then_with_paid_ones_first() -> None:
+    late = Late(in_flight=4)
+    late.world.beat(lease_ms=10**9, max_running=8, waiting=9_000, beat_at_ms=late.world.now_ms + 1)
+    reading = asyncio.create_task(late.read(late.asked("crowd", 6) + late.asked("acme", 6)))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not late.in_lanes()
+    assert late.excuses.excused(late.world.topics.requests.name), "who waits for room has not stalled"
+    late.world.beat(lease_ms=10**9, max_running=1_000, waiting=0, beat_at_ms=late.world.now_ms + 2)
+    await reading
+    assert late.in_lanes()[:6] == ["acme"] * 6
+
+
+async def test_one_that_hangs_is_a_stall_however_many_wait_for_their_turn() -> None:
+    late = Late(in_flight=1)
+    publish = late.world.log.publish
+
+    async def never(topic: str, value: bytes, *, key: str, partition: int | None = None) -> int:
+        if b'"type":"opened"' in value:
+            await asyncio.Event().wait()
+        return await publish(topic, value, key=key, partition=partition)
+
+    late.world.log.publish = never  # type: ignore[method-assign]
+    reading = asyncio.create_task(late.read(late.asked("acme", 10)))
+    await asyncio.sleep(0)
+    aside = [replace(record, topic=late.world.topics.later.name) for record in late.asked("crowd", 10)]
+    coming_round = asyncio.create_task(late.read(aside, late.agent("later").handle))
+    for _ in range(5_000):
+        await asyncio.sleep(0)
+    assert late.world.now_ms > NOW + OUTAGE_MS + 45_000
+    assert not late.excuses.excused(late.world.topics.requests.name)
+    assert late.excuses.excused(late.world.topics.later.name), "it waits for the others, which say themselves why"
+    reading.cancel()
+    coming_round.cancel()
