@@ -36,6 +36,11 @@ class Decision(BaseModel):
     lowered_from: Lane | None = Field(default=None, exclude_if=is_absent, description="As in `opened`.")
     stand_in: StandIn | None = Field(default=None, description="None: the model that was asked for answers.")
 
+    @property
+    def lane_asked(self) -> Lane:
+        """Whichever it waits in, it is reserved for as what it is."""
+        return self.lowered_from or self.lane
+
 
 class Admission(ScopedRecord):
     """A validated request and what later stages have added to it."""

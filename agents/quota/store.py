@@ -372,7 +372,7 @@ class RedisQuota:
     async def decide(
         self, tenant_id: str, limits: Limits, response_id: str, decision: Decision, *, tokens: int, deadline_ms: int
     ) -> Outcome:
-        arguments = (tokens, deadline_ms, _kind_of_work(_lane_asked(decision)), _stored(decision), 0)
+        arguments = (tokens, deadline_ms, _kind_of_work(decision.lane_asked), _stored(decision), 0)
         return _outcome(await self._call("decide", tenant_id, limits, response_id, *arguments), decision)
 
     async def refuse(
@@ -434,7 +434,7 @@ class RedisQuota:
         """
         state = "refused" if reservation.decision is None else "settled" if reservation.ended else "reserved"
         if reservation.decision is not None:
-            lane, payload = _lane_asked(reservation.decision), _stored(reservation.decision)
+            lane, payload = reservation.decision.lane_asked, _stored(reservation.decision)
         elif reservation.refusal is not None:
             lane, payload = Lane.STANDARD, reservation.refusal.code.value
         else:
@@ -481,11 +481,6 @@ def _refusal_again(stored: str) -> Refusal:
     """What is still known of an earlier refusal, with advice for now."""
     code = EndingCode(stored)
     return Refusal(code=code, retry_after_ms=RETRY_AFTER_MS if ENDINGS[code].retryable else None)
-
-
-def _lane_asked(decision: Decision) -> Lane:
-    """In whichever it waits, it was reserved for as what it is."""
-    return decision.lowered_from or decision.lane
 
 
 def _kind_of_work(lane: Lane) -> str:
