@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from gpu_consumers.core.claims import AskClaim, Claim, ClaimsUnavailable, FinishClaim
+from gpu_consumers.core.engine_circuit import DEFAULT_CIRCUIT
 from gpu_consumers.engines.simulated_group import SimulatedGroupEngine
 from schemas.endings import EndingCode
 from schemas.request import LANES, Lane
@@ -171,6 +172,29 @@ async def test_an_engine_that_is_lost_is_started_again_and_its_answers_go_on(reg
         await region.ended(later)
         assert running.metrics.engine_deaths._value.get() >= 1
     assert region.terminal(later) is EndingCode.COMPLETED
+
+
+async def test_of_an_engine_that_fails_requests_routers_hear_and_what_waits_is_kept(region: Region) -> None:
+    states = KafkaConsumer(region.kafka, None, "test-failing")
+    states.assign({TopicPartition(region.topics.workers.name, 0): 0})
+    told: list[WorkerState] = []
+
+    def beats() -> list[WorkerState]:
+        told.extend(WorkerState.model_validate_json(each.value) for each in states.poll(1_000, 0.05) if each.value)
+        return told
+
+    async with worker(region, "a", ENGINE.model_copy(update={"refuse_every": 1})) as running:
+        asked = [await region.request(max_tokens=2) for _ in range(DEFAULT_CIRCUIT.failures)]
+        await region.until(lambda: any(beat.failing for beat in beats()))
+        core = running.engine._core
+        assert core is not None
+        core.settings = ENGINE
+        kept = [await region.request(max_tokens=2) for _ in range(3)]
+        await region.ended(*asked, *kept)
+        await region.until(lambda: beats()[-1].failing is None)
+    states.close()
+    codes = [region.terminal(each) for each in (*asked, *kept)]
+    assert codes == [EndingCode.ENGINE_FAILED] * len(asked) + [EndingCode.COMPLETED] * len(kept)
 
 
 @pytest.mark.long
