@@ -6,6 +6,7 @@ WebSockets and event streams: again and again the broker that coordinates most g
 handed its groups back, which moves coordinators without a death. The history is judged as chaos is (`tests/history`).
 """
 
+import os
 import random
 import tempfile
 import threading
@@ -145,14 +146,15 @@ def _add_outcome(report: Report, done: Run) -> None:
         report.add(f"{what}: how often", sum(struck.fault.kind is kind for struck in done.struck), "times")
         report.add(f"{what}: streams that ran", len(pauses_s), "streams")
         for name, share in (("p50", 0.5), ("p99", 0.99), ("longest", 1.0)):
-            report.add(f"{what}: longest pause of a stream {name}", percentile(pauses_s, share), "s")
+            report.add(f"{what}: pause of a stream {name}", percentile(pauses_s, share), "s")
     found = Counter(violation.kind for violation in done.verdict.violations)
     for kind_of_violation in ("lost", "doubled", "zombie", "differs", "billed"):
         report.add_lost(f"judged as {kind_of_violation}", found[kind_of_violation])
     report.add_lost("connections cut", sum(answer.cut for answer in done.answers))
     report.add("answers", len(done.answers), "answers")
-    report.add("requests turned away with advice", sum(done.verdict.refused.values()), "requests")
-    report.notes.append(f"endings: {_listed(done.verdict.endings)}; turned away: {_listed(done.verdict.refused)}")
+    turned_away = done.verdict.refused.total() - done.verdict.refused["prompt_refused"]
+    report.add("requests turned away with advice", turned_away, "requests")
+    report.notes.append(f"endings: {_listed(done.verdict.endings)}; refused: {_listed(done.verdict.refused)}")
     report.notes.append(f"processes that were started again: {_listed(done.restarts)}")
     if done.stopped:
         report.notes.append(f"it did not recover: {done.stopped}")
@@ -169,9 +171,12 @@ def run(*, short: bool, seed: int) -> Report:
         "kills": 2 * rounds, "seed": seed,
     }  # fmt: skip
     report = Report("three_brokers", setting)
+    began, *_ = os.getloadavg()
     _add_hops(report, turns, seconds, random.Random(seed))
     with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
         options = replace(OPTIONS, brokers=3)
         done = run_struck(Path(folder), lambda stack: deal(stack, rounds), options)
     _add_outcome(report, done)
+    _, _, ended = os.getloadavg()
+    report.notes.append(f"load average {began:.0f} when it began, {ended:.0f} over its last quarter of an hour")
     return report

@@ -36,6 +36,10 @@ _RETRIABLE_CODES = frozenset(
         KafkaError.COORDINATOR_NOT_AVAILABLE,
         KafkaError.NOT_COORDINATOR,
         KafkaError.NOT_LEADER_FOR_PARTITION,
+        # Of a leader that has just taken over: it does not know yet how far the others have come, or is not known yet.
+        KafkaError.OFFSET_NOT_AVAILABLE,
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
         KafkaError.LEADER_NOT_AVAILABLE,
         KafkaError.REBALANCE_IN_PROGRESS,
         KafkaError.REQUEST_TIMED_OUT,

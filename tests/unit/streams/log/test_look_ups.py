@@ -77,6 +77,13 @@ def test_what_no_try_can_mend_is_told_at_once(clocked: World) -> None:
     assert clocked.now_s == 0.0
 
 
-def test_what_was_asked_of_a_broker_that_left_the_cluster_is_asked_again() -> None:
-    error = KafkaException(KafkaError(KafkaError._DESTROY_BROKER)).args[0]
+@pytest.mark.parametrize(
+    "code",
+    [
+        KafkaError._DESTROY_BROKER, KafkaError.OFFSET_NOT_AVAILABLE, KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.UNKNOWN_LEADER_EPOCH, KafkaError.NOT_LEADER_FOR_PARTITION,
+    ],
+)  # fmt: skip
+def test_what_fails_because_a_broker_left_or_another_has_just_taken_over_is_asked_again(code: int) -> None:
+    error = KafkaException(KafkaError(code)).args[0]
     assert log_error(error, "watermarks").retriable
