@@ -113,6 +113,7 @@ def _core_config(settings: Settings, pool: Pool, model: Model) -> CoreConfig:
         dimensions=0 if model.embedding is None else model.embedding.dimensions,
         headroom=worker.headroom,
         max_pauses=worker.max_pauses,
+        spills_per_s=worker.spills_per_s,
         memory=MemoryPolicy(worker.memory_foresight, worker.memory_for_short, worker.large_waits_ms),
         lanes=settings.lanes,
         brownout=settings.brownout,

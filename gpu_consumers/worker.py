@@ -24,6 +24,7 @@ from gpu_consumers.core.effects import (
     Abort,
     AskClaim,
     AskReadBack,
+    CopySent,
     FinishClaim,
     FrameSent,
     Publish,
@@ -220,10 +221,10 @@ class Worker:
                 effect.topic, effect.value, key=effect.key, partition=effect.partition, on_delivery=on_delivery
             )
         except LogError as error:
-            is_large_frame = isinstance(error, RecordTooLarge) and isinstance(receipt, FrameSent)
-            if not (error.retriable or is_large_frame):
+            is_too_large = isinstance(error, RecordTooLarge) and isinstance(receipt, FrameSent | CopySent)
+            if not (error.retriable or is_too_large):
                 raise
-            # The queue is longer than Kafka can be away, or one frame is too large: the same as a delivery that failed.
+            # The queue is longer than Kafka can be away, or one record is too large: as a delivery that failed.
             asyncio.get_running_loop().call_soon(on_delivery, None, error)
 
     def _delivered(self, receipt: Receipt, offset: int | None, error: LogError | None) -> None:
@@ -288,12 +289,16 @@ class Worker:
     def _hear(self, beats: Sequence[LogRecord]) -> None:
         for record in beats:
             if record.value is None:
-                self._membership.buried((record.key or b"").decode(errors="replace"))
+                worker_id = (record.key or b"").decode(errors="replace")
+                self._membership.buried(worker_id)
+                self._core.buried(worker_id)
                 continue
             try:
-                self._membership.heard(decode(WorkerState, record.value))
+                state = decode(WorkerState, record.value)
             except Undecodable:
                 continue  # routers cannot read it either
+            self._membership.heard(state)
+            self._core.heard(state)
 
     async def _control_positions(self) -> dict[TopicPartition, int]:
         """Where to begin: some minutes back, for cancels of work that waits; some heartbeats back.

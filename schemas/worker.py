@@ -19,7 +19,7 @@ class LaneQueue(BaseModel):
     because it ended. Requests; `left_tokens` are theirs as they counted in `queued_tokens`.
 
     Of `first_tokens`, since the same time, those were late that came later than the lane's target
-    (`brownout.LANE.first_token_ms`).
+    (`brownout.LANE.first_token_ms`). Of what has left, `spilled` went to other workers of the pool, unstarted.
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True)
@@ -27,6 +27,8 @@ class LaneQueue(BaseModel):
     waiting: int = Field(default=0, ge=0)
     left: int = Field(default=0, ge=0)
     left_tokens: int = Field(default=0, ge=0)
+    spilled: int = Field(default=0, ge=0, exclude_if=not_)
+    spilled_tokens: int = Field(default=0, ge=0, exclude_if=not_)
     oldest_ms: int = Field(default=0, ge=0, exclude_if=not_, description="What of this has waited longest.")
     first_tokens: int = Field(default=0, ge=0, exclude_if=not_)
     late_first_tokens: int = Field(default=0, ge=0, exclude_if=not_)

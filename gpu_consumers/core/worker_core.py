@@ -13,8 +13,9 @@ from gpu_consumers.core.attempts import Attempts
 from gpu_consumers.core.capacity import Capacity
 from gpu_consumers.core.claims import Claim
 from gpu_consumers.core.config import CoreConfig, NoObserver, Observer
-from gpu_consumers.core.effects import Effect, Receipt
+from gpu_consumers.core.effects import CopySent, Effect, Receipt
 from gpu_consumers.core.emission import Emission
+from gpu_consumers.core.giving_away import GivingAway
 from gpu_consumers.core.lanes import Lanes
 from gpu_consumers.core.remembered import MAX_RECENT, Remembered
 from gpu_consumers.core.slots import Slots
@@ -50,6 +51,10 @@ class WorkerCore:
         self._attempts = Attempts(
             self._works, self._slots, self._remembered, self._emission, self._effects, mint_attempt_id
         )
+        self._giving_away = GivingAway(
+            config, self._works, self._slots, self._lanes, self._emission.prefixes, observer, self._effects,
+            self._queue_again, self._attempts.forget,
+        )  # fmt: skip
         self._scopes: dict[Scope, Scope] = {}
         self._counts_since_ms = 0
         """Tells this worker's counts from those of an earlier one of its name."""
@@ -144,6 +149,19 @@ class WorkerCore:
             else:
                 self._attempts.halt(work, now_ms)
 
+    # Other workers
+
+    def heard(self, state: WorkerState) -> None:
+        """A heartbeat of any worker, also its own; in order per worker."""
+        self._giving_away.heard(state)
+
+    def buried(self, worker_id: str) -> None:
+        """It has left, or was lost."""
+        self._giving_away.buried(worker_id)
+
+    def _queue_again(self, work: Work, now_ms: int) -> None:
+        self._attempts.queue(work, now_ms, front=True)
+
     # Time
 
     def tick(self, now_ms: int) -> None:
@@ -155,6 +173,8 @@ class WorkerCore:
             self._observer.started(given.item.lane, given.why, now_ms - given.item.queued_at_ms)
             self._attempts.start(given, now_ms)
         self._attempts.look_up(now_ms)
+        if not self._attempts.is_draining:
+            self._giving_away.tick(now_ms)
 
     # Answers to effects
 
@@ -180,11 +200,17 @@ class WorkerCore:
 
     def delivered(self, receipt: Receipt, offset: int, now_ms: int) -> None:
         """Kafka acknowledged a record."""
-        self._attempts.delivered(receipt, offset, now_ms)
+        if isinstance(receipt, CopySent):
+            self._giving_away.delivered(receipt, now_ms)
+        else:
+            self._attempts.delivered(receipt, offset, now_ms)
 
     def undelivered(self, receipt: Receipt, now_ms: int, *, is_too_large: bool = False) -> None:
         """Delivery failed for good. Raises RuntimeError for a dead letter: nothing else can be done with it."""
-        self._attempts.undelivered(receipt, now_ms, is_too_large=is_too_large)
+        if isinstance(receipt, CopySent):
+            self._giving_away.undelivered(receipt, now_ms)
+        else:
+            self._attempts.undelivered(receipt, now_ms, is_too_large=is_too_large)
 
     # The engine
 

@@ -22,15 +22,17 @@ from gpu_consumers.core.effects import (
     Submit,
 )
 from gpu_consumers.core.finished_offsets import decode
+from gpu_consumers.core.membership import BEAT_MS
 from gpu_consumers.core.takeover import PartitionReadBack
 from gpu_consumers.core.worker_core import WorkerCore
-from gpu_consumers.engines.port import EngineDelta, EngineDied, EngineRequest
+from gpu_consumers.engines.port import EngineDelta, EngineDied, EngineRequest, EngineStats
 from gpu_consumers.engines.simulated import SimulatedCore, SimulatedEngineSettings
 from schemas.base import Scope
 from schemas.control import AttemptVoid, Cancel, Halt
 from schemas.endings import EndingCode
 from schemas.generated import GENERATED, Ending, Fence, FinishReason, Frame, Opened
 from schemas.request import LANES, AdmittedRequest, Lane, ReplyTo, Sampling
+from schemas.worker import WorkerState
 from streams.accepted_prefix import AcceptedPrefix
 from streams.log.memory import MemoryConsumer, MemoryLog
 from streams.log.port import Committed, TopicPartition
@@ -127,7 +129,7 @@ class Region:
             sampling=Sampling.model_validate({"ignore_eos": True, **sampling}),
             generated_partition=generated_partition, opened_offset=offset, weight=weight,
         )  # fmt: skip
-        self.log.append(TOPICS.lane("pool", lane).name, admitted.encode(), partition=partition)
+        self.log.append(TOPICS.lane("pool", lane).name, admitted.encode(), key=response_id, partition=partition)
         return response_id
 
     def control(self, record: Cancel | Halt | AttemptVoid) -> None:
@@ -259,6 +261,10 @@ class Worker:
         self.lanes: MemoryConsumer = region.log.consumer("workers.pool", worker_id)
         self.control = region.log.consumer(None, f"{worker_id}-control", reset="earliest")
         self.control.assign({TopicPartition(TOPICS.control.name, 0): 0})
+        self.beats = region.log.producer(f"{worker_id}-beats")
+        self.others = region.log.consumer(None, f"{worker_id}-others")
+        self.others.assign({TopicPartition(TOPICS.workers.name, 0): len(region.log.records(TOPICS.workers.name))})
+        self.next_beat_ms = 0
         self.lanes.subscribe(
             [TOPICS.lane("pool", lane).name for lane in LANES],
             on_assign=self._assigned,
@@ -292,11 +298,39 @@ class Worker:
                 records = self.region.log.records(partition.topic, partition.partition)
                 for record in [*records[: commit.offset], *(records[offset] for offset in above)]:
                     response_id = AdmittedRequest.model_validate_json(record.value or b"").response_id
-                    assert self.region.terminal(response_id) is not None, "a commit passed unfinished work"
+                    has_ended = self.region.terminal(response_id) is not None
+                    assert has_ended or self._is_elsewhere(response_id, commits), "a commit passed unfinished work"
                     self.region.commits_checked += 1
         offsets = {partition: commit.offset for partition, commit in commits.items() if commit.offset is not None}
         self.lanes.commit(offsets, metadata={partition: commits[partition].metadata for partition in offsets})
         self.core.committed(commits)
+
+    def _is_elsewhere(self, response_id: str, commits: dict[TopicPartition, Committed]) -> bool:
+        """Whether a record of it stands where no commit has passed it: it was given to another worker."""
+        sources = [
+            TopicPartition(topic.name, number)
+            for topic in (TOPICS.lane("pool", lane) for lane in LANES)
+            for number in range(topic.partitions)
+        ]
+        for source, commit in {**self.lanes.committed(sources), **commits}.items():
+            begun = commit.offset or 0
+            passed = {offset for ended in decode(begun, commit.metadata) for offset in ended}
+            for record in self.region.log.records(source.topic, source.partition)[begun:]:
+                if record.key == response_id.encode() and record.offset not in passed:
+                    return True
+        return False
+
+    def _beat(self, now_ms: int) -> None:
+        """Says how it stands, and hears how others do."""
+        if now_ms >= self.next_beat_ms:
+            self.next_beat_ms = now_ms + BEAT_MS
+            stats = self.engine.stats() if self.engine is not None else EngineStats()
+            life: Literal["ready", "starting"] = "ready" if self.engine is not None else "starting"
+            state = self.core.state(life, stats, 0.0, True, now_ms)
+            self.beats.produce(TOPICS.workers.name, state.encode(), key=state.worker_id)
+            self.beats.poll()
+        for record in self.others.poll(100, 0):
+            self.core.heard(WorkerState.model_validate_json(record.value or b""))
 
     def step(self) -> None:
         region, core = self.region, self.core
@@ -316,6 +350,7 @@ class Worker:
         self.lanes.pause(over)
         self.lanes.resume(set(self.lanes.assignment()) - over)
         core.lane_records(self.lanes.poll(10, 0), now_ms)
+        self._beat(now_ms)
         core.control_records(self.control.poll(100, 0), now_ms)
         self._run_effects()
         try:
