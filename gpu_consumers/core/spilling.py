@@ -5,7 +5,7 @@ A worker knows of the others what routers know: heartbeats, which say what waits
 beyond that is its surplus, and what others have below it is their room. Every worker finds the same, so several that
 give at once do not overrun who takes: each fills its part of every room, and no more.
 
-- It begins to give where its wait is twice the shortest, and two seconds longer; it stops when they are near each
+- It begins to give where its wait is twice the shortest, and a second longer; it stops when they are near each
   other. Its own speed is taken to be as high as chance allows: a batch may end at once that nobody has left yet.
 - So many a second, and long prompts count for several. A request is given away twice at most, and not where its
   deadline would pass all the same.
@@ -32,8 +32,8 @@ PICKUP_MS: Final = 250
 """A heartbeat may miss what was given so shortly before it."""
 MAX_SPILLS: Final = 2
 """So often one request is given away."""
-BEGINS_TIMES, BEGINS_MS = 2.0, 2_000
-GOES_ON_TIMES, GOES_ON_MS = 1.25, 500
+BEGINS_TIMES, BEGINS_MS = 2.0, 1_000
+GOES_ON_TIMES, GOES_ON_MS = 1.25, 250
 MOST_MS: Final = 3_600_000
 """Nobody waits longer, or nothing moves there."""
 ON_ITS_WAY_MS: Final = 1_000
