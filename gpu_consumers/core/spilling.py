@@ -3,7 +3,7 @@
 A worker knows of the others what routers know: heartbeats, which say what waits in each lane and how fast that goes
 (`streams/drain.py`). From these it finds the wait that all queues of a lane would have if they were even: what it has
 beyond that is its surplus, and what others have below it is their room. Every worker finds the same, so several that
-give at once do not overrun who takes: each fills its part of every room, and no more.
+give at once do not overrun who takes: each fills its part of every room, and little more.
 
 - It begins to give where its wait is twice the shortest, and a second longer; it stops when they are near each
   other. Its own speed is taken to be as high as chance allows: a batch may end at once that nobody has left yet.
@@ -42,6 +42,8 @@ TOKENS_PER_TURN: Final = 4_096
 """Of a prompt, for each of which it counts as one more."""
 COMPUTED_TOKENS_PER_MS: Final = 5
 """Of a prompt, by a slow engine."""
+SKEW: Final = 1.5
+"""By how much more than its part one room may be filled, for what is to stay together."""
 KEEPS_TIMES: Final = 2
 """A prompt stays whose beginning takes more than one part in so many of what it would gain."""
 
@@ -208,7 +210,7 @@ class Spilling:
         if surplus < 1 or not rooms:
             return None
         self._gives.add(lane)
-        part = min(surplus / sum(rooms.values()), 1.0)
+        part = SKEW * min(surplus / sum(rooms.values()), 1.0)
         return _Round(
             {worker_id: room * part for worker_id, room in rooms.items()}, partitions, surplus,
             own.wait_ms - even_s * 1_000, even_s * 1_000,
