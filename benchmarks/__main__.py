@@ -23,10 +23,21 @@ from deploy.paths import ROOT
 
 BENCHMARKS = (
     "first_token", "bursts", "engine_throughput", "fan_out", "gateway_alone", "worker_alone", "admission", "recovery",
-    "resume", "post_safety", "dialects", "fairness", "memory", "prefix_routing", "cancellation",
+    "resume", "post_safety", "dialects", "fairness", "memory", "prefix_routing", "spilling",
+    "cancellation",
 )  # fmt: skip
 PEERS = ("beside_litellm", "beside_centrifugo")
-CHECKED = ("first_token", "bursts", "admission", "post_safety", "dialects", "fairness", "memory", "prefix_routing")
+CHECKED = (
+    "first_token",
+    "bursts",
+    "admission",
+    "post_safety",
+    "dialects",
+    "fairness",
+    "memory",
+    "prefix_routing",
+    "spilling",
+)
 """Minutes each; the others are checked where they are named."""
 FOLDER = Path(__file__).parent
 RESULTS, COSTS, README = FOLDER / "results.json", FOLDER / "costs.json", FOLDER / "README.md"

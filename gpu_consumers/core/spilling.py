@@ -5,8 +5,9 @@ A worker knows of the others what routers know: heartbeats, which say what waits
 beyond that is its surplus, and what others have below it is their room. Every worker finds the same, so several that
 give at once do not overrun who takes: each fills its part of every room, and little more.
 
-- It begins to give where its wait is twice the shortest, and a second longer; it stops when they are near each
-  other. Its own speed is taken to be as high as chance allows: a batch may end at once that nobody has left yet.
+- It begins to give where its wait is twice the shortest, and a second longer; it stops when they are near each other.
+  A worker is taken to be as fast as chance allows, by what was seen of it: a batch that nobody has left yet may end at
+  once.
 - So many a second, and long prompts count for several. A request is given away twice at most, and not where its
   deadline would pass all the same.
 - Of tenants the one with the longest line for its weight gives first, always what it asked last: that would have waited
@@ -97,15 +98,13 @@ class _Known:
         self.state = state
         self.window.add(state)
 
-    def per_s(self, lane: Lane, *, at_most: bool = False) -> float | None:
-        """`at_most`: that it may be, by what was seen."""
+    def per_s(self, lane: Lane) -> float | None:
+        """As fast as it may be, by what was seen; None: nothing was."""
         drain = self.window.drain(AHEAD[lane])
         if drain is not None:
-            self.rates[lane] = drain.requests_per_s
-            if at_most:
-                seconds = self.window.waited_ms(AHEAD[lane]) / 1_000
-                seen = drain.requests_per_s * seconds
-                return max(seen + 1 + 2 * sqrt(seen + 1), self.state.max_running / 2) / seconds
+            seconds = self.window.waited_ms(AHEAD[lane]) / 1_000
+            seen = drain.requests_per_s * seconds
+            self.rates[lane] = max(seen + 1 + 2 * sqrt(seen + 1), self.state.max_running / 2) / seconds
         return self.rates.get(lane)
 
 
@@ -185,7 +184,7 @@ class Spilling:
         self, lane: Lane, me: _Known, ahead: int, others: Mapping[str, _Known], own_partitions: Set[int]
     ) -> "_Round | None":
         """None: nothing is to go, or too little is known."""
-        own_per_s = me.per_s(lane, at_most=True)
+        own_per_s = me.per_s(lane)
         if own_per_s is None:
             return None
         standings = self._standings(lane, others)
