@@ -207,6 +207,67 @@ async def test_a_flood_of_batch_work_leaves_room_for_interactive_work(region: Re
         await region.ended(late)
 
 
+def lanes_member(region: Region, name: str) -> KafkaConsumer:
+    """One that joins the workers' group, and works at nothing."""
+    consumer = KafkaConsumer(region.kafka, f"{region.name}.workers.pool", name)
+    consumer.subscribe([region.topics.lane("pool", lane).name for lane in LANES])
+    return consumer
+
+
+@pytest.mark.long
+async def test_a_rebalance_every_three_seconds_holds_up_nothing(region: Region) -> None:
+    """A foreign member comes for half of the time, and keeps what it is given of the partitions until it leaves."""
+    rebalances, over = 0, threading.Event()
+
+    def storm() -> None:
+        nonlocal rebalances
+        while not over.is_set():
+            foreign = lanes_member(region, "foreign")
+            until_s = time.monotonic() + 1.5
+            while time.monotonic() < until_s:
+                foreign.poll(100, 0.1)
+            rebalances += 2 * bool(foreign.assignment())
+            foreign.close()
+            over.wait(1.5)
+
+    async with worker(region, "a"), worker(region, "b"):
+        stormy = asyncio.create_task(asyncio.to_thread(storm))
+        ids: list[str] = []
+        try:
+            for _ in range(18):
+                ids += [await region.request(max_tokens=150, lane=lane) for lane in LANES for _ in range(6)]
+                until_s = time.monotonic() + 1
+                await region.until(lambda until_s=until_s: time.monotonic() > until_s)  # type: ignore[misc]
+            ended = sum(region.terminal(each) is not None for each in ids)
+        finally:
+            over.set()
+            await stormy
+        await region.ended(*ids)
+    assert rebalances >= 8
+    assert ended > len(ids) / 2, "while it went on"
+    assert {region.terminal(each) for each in ids} == {EndingCode.COMPLETED}
+    assert {region.accepted(each) for each in ids} == {150}
+    assert region.committed() >= len(ids)
+
+
+@pytest.mark.long
+async def test_what_waits_at_a_slow_worker_is_answered_by_another(region: Region) -> None:
+    slow_engine = ENGINE.model_copy(update={"inter_token_ms": 200, "step_ms": 50})
+    async with worker(region, "slow", slow_engine) as slow, worker(region, "swift") as swift:
+        await region.until(lambda: slow.partitions() == swift.partitions() == len(LANES))
+        began_s = time.monotonic()
+        ids = [await region.request() for _ in range(500)]
+        await region.ended(*ids)
+        took_s = time.monotonic() - began_s
+        spilled = slow.metrics._spilled.labels(Lane.STANDARD.value)._value.get()
+    assert {region.terminal(each) for each in ids} == {EndingCode.COMPLETED}
+    assert {region.accepted(each) for each in ids} == {20}
+    assert spilled > 20
+    assert len({fence.attempt_id for each in ids for fence in region.fences(each)}) == len(ids), "each was begun once"
+    assert region.committed() == len(ids) + spilled
+    assert took_s < 60
+
+
 CONFIG = """
 region = "{region}"
 [kafka]
