@@ -148,7 +148,9 @@ async def serve(settings: Settings, pool: Pool, model: Model, engine: Engine) ->
         core = WorkerCore(_core_config(settings, pool, model), mint_attempt_id, metrics)
         ports = Ports(
             engine,
-            lambda: ConsumerThread(KafkaConsumer(settings.kafka, f"{settings.region}.workers.{pool.name}", client_id)),
+            lambda lane: ConsumerThread(
+                KafkaConsumer(settings.kafka, f"{settings.region}.workers.{pool.name}", f"{client_id}-{lane.value}")
+            ),
             control, producer, claims,
             lambda: KafkaConsumer(settings.kafka, None, f"{client_id}-read-back"),
         )  # fmt: skip

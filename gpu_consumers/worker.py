@@ -38,9 +38,10 @@ from gpu_consumers.engines.port import Engine
 from gpu_consumers.metrics import WorkerMetrics
 from gpu_consumers.shell.claiming import Claiming
 from gpu_consumers.shell.engine_keeping import EngineKeeping, WorkerFailed
-from gpu_consumers.shell.lane_reading import LaneReading
+from gpu_consumers.shell.lane_reading import LanesReading
 from gpu_consumers.shell.reading_back import ReadingBack
 from schemas.codec import Undecodable, decode
+from schemas.request import Lane
 from schemas.worker import WorkerState
 from streams.log.consumer_thread import ConsumerThread
 from streams.log.port import LogConsumer, LogError, LogRecord, RecordTooLarge, TopicPartition
@@ -65,7 +66,7 @@ class Ports:
     """
 
     engine: Engine
-    lanes: Callable[[], ConsumerThread]
+    lanes: Callable[[Lane], ConsumerThread]
     control: ConsumerThread
     producer: ProducerThread
     claims: ClaimStore
@@ -91,7 +92,7 @@ class Worker:
         self._topics = core.config.topics
         self._is_draining = False
         self._membership = Membership(core.config.worker_id, core.config.pool)
-        self._lanes: LaneReading | None = None
+        self._lanes: LanesReading | None = None
         self._claiming = Claiming(
             core, ports.claims, metrics, settings.lease_ms, now_ms=self._now_ms, after_event=self._after_event
         )
@@ -246,14 +247,14 @@ class Worker:
     # Tasks
 
     async def _read_lanes(self) -> None:
-        """A member of the group while `Membership` says so."""
+        """A member of the group, for each lane, while `Membership` says so."""
         while True:
             if not self._is_to_read_lanes():
                 await asyncio.sleep(TICK_S)
                 continue
             _log.info("joining_lanes", life=self._life)
-            self._lanes = LaneReading(
-                self._core, self._ports.lanes(), self._now_ms, self._after_event, on_partitions=self._send_state
+            self._lanes = LanesReading(
+                self._core, self._ports.lanes, self._now_ms, self._after_event, on_partitions=self._send_state
             )
             await self._lanes.read(self._is_to_read_lanes)
             _log.info("leaving_lanes", life=self._life)

@@ -215,8 +215,9 @@ def lanes_member(region: Region, name: str) -> KafkaConsumer:
 
 
 @pytest.mark.long
-async def test_a_rebalance_every_three_seconds_holds_up_nothing(region: Region) -> None:
+async def test_a_rebalance_every_three_seconds_holds_up_nothing(kafka_settings: KafkaSettings, redis_url: str) -> None:
     """A foreign member comes for half of the time, and keeps what it is given of the partitions until it leaves."""
+    region = Region(kafka_settings, redis_url, f"worker{next(_regions)}", lane_partitions=4)
     rebalances, over = 0, threading.Event()
 
     def storm() -> None:
@@ -248,6 +249,19 @@ async def test_a_rebalance_every_three_seconds_holds_up_nothing(region: Region) 
     assert {region.terminal(each) for each in ids} == {EndingCode.COMPLETED}
     assert {region.accepted(each) for each in ids} == {150}
     assert region.committed() >= len(ids)
+    await region.close()
+
+
+@pytest.mark.long
+async def test_a_worker_that_is_added_has_its_part_of_every_lane(region: Region) -> None:
+    async with worker(region, "a") as a:
+        await region.until(lambda: a.partitions() == 2 * len(LANES))
+        async with worker(region, "b") as b:
+            await region.until(lambda: b.partitions() == len(LANES))
+            for each in (a, b):
+                assert {lane: len(numbers) for lane, numbers in each.core._lanes.owned().items()} == dict.fromkeys(
+                    LANES, 1
+                )
 
 
 @pytest.mark.long
