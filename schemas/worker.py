@@ -6,9 +6,11 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from schemas.base import Identifier, Milliseconds, Record, Scope
+from schemas.generated import QueueAhead
 from schemas.request import Lane
 
 MAX_TENANTS = 64
+MAX_MOVED = 256
 
 OfTenants = Annotated[dict[Identifier, Annotated[int, Field(ge=0)]], Field(max_length=MAX_TENANTS)]
 """Of the tenants that have most."""
@@ -63,6 +65,10 @@ class WorkerState(Record):
     queues: dict[Lane, LaneQueue] = Field(
         default_factory=dict, exclude_if=not_, description="Of every lane; none where it does not say."
     )
+    moved: dict[Identifier, QueueAhead] = Field(
+        default_factory=dict, max_length=MAX_MOVED, exclude_if=not_,
+        description="Of responses that it has just given to another worker: where they wait now.",
+    )  # fmt: skip
     counts_since_ms: Milliseconds = Field(default=0, exclude_if=not_, description="What has left its `queues`.")
     max_running: int = Field(default=0, ge=0)
     kv_blocks_used: int = Field(default=0, ge=0)

@@ -107,14 +107,17 @@ def _show(shown: dict[str, Any], run: RunRecord, workers: list[WorkerState], lev
     out.print(processes)
     if shown["lag"] is None:
         return
-    beats = Table("worker", "pool", "state", "running", "waiting", "tokens/s", "KV blocks", "cached", title="workers")
+    beats = Table(
+        "worker", "pool", "state", "running", "waiting", "given", "tokens/s", "KV blocks", "cached", title="workers"
+    )
     now_ms = time.time_ns() // 1_000_000
     for worker in workers:
         blocks = f"{worker.kv_blocks_used}/{worker.kv_blocks_total}"
+        given = sum(queue.spilled for queue in worker.queues.values())
         cached = f"{worker.cached_tokens / worker.prompt_tokens:.0%}" if worker.prompt_tokens else ""
         beats.add_row(
             worker.worker_id, worker.pool, shown_state(worker, now_ms), f"{worker.running}/{worker.max_running}",
-            str(worker.waiting), f"{worker.tokens_per_second:.0f}", blocks, cached,
+            str(worker.waiting), str(given or ""), f"{worker.tokens_per_second:.0f}", blocks, cached,
         )  # fmt: skip
     out.print(beats)
     degraded = Table("pool", "brownout", "since", "why", title="degradation")

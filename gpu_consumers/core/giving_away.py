@@ -10,6 +10,7 @@ Killed after 2: the same, until a commit says that it has ended. A copy that can
 leaves the request where it was.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator
 
 from gpu_consumers.core.config import CoreConfig, Observer
@@ -19,9 +20,12 @@ from gpu_consumers.core.prompt_hits import KnownPrefixes
 from gpu_consumers.core.slots import Slots
 from gpu_consumers.core.spilling import MAX_SPILLS, Candidate, Spill, Spilling
 from gpu_consumers.core.work import Phase, Work, Works
+from schemas.generated import QueueAhead
 from schemas.request import Lane
-from schemas.worker import WorkerState
+from schemas.worker import MAX_MOVED, WorkerState
 
+TOLD_MS = 2_500
+"""Two heartbeats: gateways read every one while somebody waits."""
 REST_MS = 10_000
 """After a copy that was not delivered."""
 
@@ -38,6 +42,7 @@ class GivingAway:
         self._queue_again, self._forget = queue_again, forget
         self._spilling = Spilling(config.worker_id, config.pool, config.spills_per_s)
         self._rests_until_ms = 0
+        self._moved: deque[tuple[int, str, QueueAhead]] = deque(maxlen=MAX_MOVED)
 
     def heard(self, state: WorkerState) -> None:
         """A heartbeat of any worker, also its own; in order per worker."""
@@ -78,7 +83,15 @@ class GivingAway:
         self._works.set_phase(work, Phase.SPILLING)
         topic = self._config.topics.lane(self._config.pool, request.lane).name
         receipt = CopySent(work.response_id, tuple(work.sources))
+        if spill.ahead is not None:
+            self._moved.append((now_ms, work.response_id, spill.ahead))
         self._effects.append(Publish(topic, spill.partition, work.response_id, copy.encode(), receipt))
+
+    def moved(self, now_ms: int) -> dict[str, QueueAhead]:
+        """Where those wait that were given away since the last heartbeats."""
+        while self._moved and self._moved[0][0] <= now_ms - TOLD_MS:
+            self._moved.popleft()
+        return {response_id: ahead for _, response_id, ahead in self._moved}
 
     def delivered(self, receipt: CopySent, now_ms: int) -> None:
         work = self._of(receipt)

@@ -21,9 +21,10 @@ from heapq import heapify, heapreplace
 from math import sqrt
 from typing import Final, NamedTuple
 
+from schemas.generated import QueueAhead
 from schemas.request import LANES, Lane
 from schemas.worker import WorkerState
-from streams.drain import AHEAD, DrainWindow, waiting
+from streams.drain import AHEAD, DrainWindow, passed, waiting
 from streams.ids import stable_partition
 from streams.rendezvous import score
 
@@ -62,11 +63,14 @@ class Candidate(NamedTuple):
 
 
 class Spill(NamedTuple):
-    """A request that goes to this worker, into this partition of its lane."""
+    """A request that goes to this worker, into this partition of its lane. `ahead`: what it finds before it there,
+    where that is anything.
+    """
 
     response_id: str
     worker_id: str
     partition: int
+    ahead: QueueAhead | None = None
 
 
 class _Standing(NamedTuple):
@@ -211,8 +215,9 @@ class Spilling:
         self._gives.add(lane)
         part = SKEW * min(surplus / sum(rooms.values()), 1.0)
         return _Round(
-            {worker_id: room * part for worker_id, room in rooms.items()}, partitions, surplus,
-            own.wait_ms - even_s * 1_000, even_s * 1_000,
+            {worker_id: room * part for worker_id, room in rooms.items()},
+            {worker_id: _Queue(others[worker_id].state, lane, standings[worker_id]) for worker_id in rooms},
+            partitions, surplus, own.wait_ms - even_s * 1_000, even_s * 1_000,
         )  # fmt: skip
 
     def _standings(self, lane: Lane, others: Mapping[str, _Known]) -> dict[str, _Standing]:
@@ -237,13 +242,35 @@ class Spilling:
         return standings
 
 
+class _Queue:
+    """Who takes, as its newest heartbeat and what goes there fill it."""
+
+    def __init__(self, state: WorkerState, lane: Lane, standing: _Standing) -> None:
+        self._state, self._lane, self._per_s = state, lane, standing.per_s
+        self._before = int(standing.ahead) - standing.free
+
+    def next_place(self) -> QueueAhead | None:
+        """Of who goes there now."""
+        before = self._before
+        self._before += 1
+        if before < 1:
+            return None
+        state = self._state
+        return QueueAhead(
+            worker_id=state.worker_id, before=before, left=passed(state.queues, AHEAD[self._lane]).requests,
+            wait_ms=int(min(before * 1_000 / self._per_s, MOST_MS)) if self._per_s else None,
+            counts_since_ms=state.counts_since_ms,
+        )  # fmt: skip
+
+
 class _Round:
     """What may go of one lane now."""
 
     def __init__(
-        self, rooms: dict[str, float], partitions: Mapping[str, list[int]], surplus: int, gain_ms: float, wait_ms: float
-    ) -> None:
-        self._rooms, self._partitions, self._left = rooms, partitions, surplus
+        self, rooms: dict[str, float], queues: Mapping[str, _Queue], partitions: Mapping[str, list[int]], surplus: int,
+        gain_ms: float, wait_ms: float,
+    ) -> None:  # fmt: skip
+        self._rooms, self._queues, self._partitions, self._left = rooms, queues, partitions, surplus
         self._gain_ms, self._wait_ms = gain_ms, wait_ms
 
     @property
@@ -267,7 +294,7 @@ class _Round:
         self._left -= 1
         partitions = self._partitions[worker_id]
         number = stable_partition(candidate.response_id, len(partitions))
-        return Spill(candidate.response_id, worker_id, partitions[number])
+        return Spill(candidate.response_id, worker_id, partitions[number], self._queues[worker_id].next_place())
 
 
 def _even_s(standings: Iterable[_Standing]) -> float:

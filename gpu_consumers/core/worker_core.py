@@ -285,6 +285,7 @@ class WorkerCore:
             queued_of=self._slots.tokens_of,
             waiting_of=self._slots.slots_of,
             queues=queues,
+            moved=self._giving_away.moved(now_ms),
             counts_since_ms=self._counts_since_ms,
             max_running=self.config.max_running,
             kv_blocks_used=stats.kv_blocks_used,

@@ -176,6 +176,16 @@ def test_a_queue_that_does_not_move_is_given_to_whoever_has_slots() -> None:
     assert SLOTS <= len(spills) < 10
 
 
+def test_each_knows_how_many_are_before_it_where_it_goes() -> None:
+    behind = [spill.ahead for spill in planned(pool((60, 1), (10, 10)), of(60))]
+    assert behind[0] is not None
+    assert (behind[0].worker_id, behind[0].left, behind[0].counts_since_ms) == ("w-2", 300, 1)
+    assert [ahead.before for ahead in behind if ahead is not None] == [*range(10, 10 + len(behind))]
+    at_once = [spill.ahead for spill in planned(pool((60, 1), (0, 10)), of(60))]
+    assert at_once[: SLOTS + 1] == [None] * (SLOTS + 1)
+    assert [ahead.before for ahead in at_once[SLOTS + 1 : SLOTS + 3] if ahead is not None] == [1, 2]
+
+
 def test_a_lane_is_held_against_what_goes_before_it() -> None:
     """At the other worker as much waits in the lane above."""
     spilling = pool((40, 4))

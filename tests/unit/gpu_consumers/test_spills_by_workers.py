@@ -81,9 +81,13 @@ def test_it_says_how_many_it_has_given_and_these_are_no_part_of_its_speed() -> N
     fleet.run(1_500)
     beats = fleet.region.log.records(TOPICS.workers.name)
     told = [WorkerState.model_validate_json(beat.value or b"") for beat in beats]
-    last = [state for state in told if state.worker_id == "slow"][-1].queues[Lane.STANDARD]
+    slow = [state for state in told if state.worker_id == "slow"]
+    last = slow[-1].queues[Lane.STANDARD]
     assert 0 < last.spilled <= len(fleet.all[0].copies)
     assert last.left >= last.spilled
+    moved = {response_id: ahead for state in slow for response_id, ahead in state.moved.items()}
+    assert moved.keys() <= {*fleet.all[0].copies}
+    assert {ahead.worker_id for ahead in moved.values()} == {"swift"}
 
 
 @pytest.mark.parametrize("fault", ["dies", "dies once told", "told as lost", "told late"])
