@@ -85,6 +85,7 @@ class Region:
         tenant_id: str = SCOPE.tenant_id,
         weight: int = 1,
         begins: int | None = None,
+        cache_id: str = "",
         **sampling: Any,
     ) -> str:
         """With `inputs` so many texts of three tokens, to be embedded, else with a prompt of so many, of which the
@@ -105,7 +106,7 @@ class Region:
         admitted = self.requests[response_id] = AdmittedRequest(
             **common, prompt_token_ids=token_ids, input_ends=[*range(3, 3 * inputs + 1, 3)],
             sampling=Sampling.model_validate({"ignore_eos": True, **sampling}),
-            generated_partition=generated_partition, opened_offset=offset, weight=weight,
+            generated_partition=generated_partition, opened_offset=offset, weight=weight, cache_id=cache_id,
         )  # fmt: skip
         self.log.append(TOPICS.lane("pool", lane).name, admitted.encode(), key=response_id, partition=partition)
         return response_id

@@ -162,6 +162,35 @@ def test_a_cancel_ends_what_was_given_away(when: str) -> None:
     assert fleet.region.terminal(given) is EndingCode.CANCELLED
 
 
+def test_while_nobody_knows_who_has_begun_what_nothing_is_given_away() -> None:
+    fleet = fleet_with_a_slow_worker()
+    fleet.region.claims_up = False
+    fleet.run(4_000)
+    assert not fleet.all[0].copies
+    fleet.region.claims_up = True
+    run_until_given(fleet)
+
+
+def test_a_worker_that_drains_gives_nothing_away() -> None:
+    fleet = fleet_with_a_slow_worker()
+    fleet.workers["slow"].core.drain()
+    fleet.run(6_000)
+    assert not fleet.all[0].copies
+
+
+def test_how_long_a_beginning_was_is_known_of_those_that_began_here() -> None:
+    fleet = Fleet("a", max_running=1)
+    [worker] = fleet.all
+    fleet.region.request(prompt=90, cache_id="a conversation")
+    fleet.run(100)
+    for prompt in (40, 200):
+        fleet.region.request(prompt=prompt, cache_id="a conversation")
+    fleet.region.request(prompt=60, cache_id="another")
+    fleet.run(60)
+    candidates = [*worker.core._giving_away._candidates(Lane.STANDARD)]
+    assert [(each.prompt_tokens, each.kept_tokens) for each in candidates] == [(40, 40), (200, 90), (60, 0)]
+
+
 def test_a_worker_that_is_added_has_its_part_of_a_backlog_with_its_partitions_and_the_rest_is_evened_out() -> None:
     fleet = Fleet("a", max_running=2)
     for number in range(60):
