@@ -107,7 +107,7 @@ class _Known:
         drain = self.window.drain(AHEAD[lane])
         if drain is not None:
             seconds = self.window.waited_ms(AHEAD[lane]) / 1_000
-            seen = drain.requests_per_s * seconds
+            seen = max(drain.requests_per_s * seconds, 0.0)
             self.rates[lane] = max(seen + 1 + 2 * sqrt(seen + 1), self.state.max_running / 2) / seconds
         return self.rates.get(lane)
 

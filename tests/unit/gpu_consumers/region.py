@@ -86,6 +86,7 @@ class Region:
         weight: int = 1,
         begins: int | None = None,
         cache_id: str = "",
+        spills: int = 0,
         **sampling: Any,
     ) -> str:
         """With `inputs` so many texts of three tokens, to be embedded, else with a prompt of so many, of which the
@@ -107,6 +108,7 @@ class Region:
             **common, prompt_token_ids=token_ids, input_ends=[*range(3, 3 * inputs + 1, 3)],
             sampling=Sampling.model_validate({"ignore_eos": True, **sampling}),
             generated_partition=generated_partition, opened_offset=offset, weight=weight, cache_id=cache_id,
+            spills=spills,
         )  # fmt: skip
         self.log.append(TOPICS.lane("pool", lane).name, admitted.encode(), key=response_id, partition=partition)
         return response_id

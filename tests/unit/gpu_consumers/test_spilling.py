@@ -186,6 +186,26 @@ def test_each_knows_how_many_are_before_it_where_it_goes() -> None:
     assert [ahead.before for ahead in at_once[SLOTS + 1 : SLOTS + 3] if ahead is not None] == [1, 2]
 
 
+def test_who_waits_behind_a_lane_above_goes_where_nothing_is_before_it() -> None:
+    spilling = Spilling("w-1", "pool", 64)
+    hears(spilling, "w-1", 40, 4, lane=Lane.INTERACTIVE)
+    hears(spilling, "w-2", 0, 10)
+    own = {Lane.INTERACTIVE: 40, Lane.STANDARD: 5}
+    spills = spilling.plan(
+        own, lambda lane: of(5) if lane is Lane.STANDARD else [], {lane: {1} for lane in LANES}, NOW_MS
+    )
+    assert len(spills) == 5
+
+
+def test_what_is_on_its_way_counts_before_a_heartbeat_tells_of_it() -> None:
+    spilling = pool((60, 1), (10, 10))
+    first = planned(spilling, of(60))
+    assert len(first) > 40
+    assert not planned(spilling, of(60 - len(first)), NOW_MS + 1_000)
+    spilling.heard(beat("w-2", NOW_MS + 1_500, 10, 315))
+    assert len(planned(spilling, of(60), NOW_MS + 2_000)) > 40
+
+
 def test_a_lane_is_held_against_what_goes_before_it() -> None:
     """At the other worker as much waits in the lane above."""
     spilling = pool((40, 4))

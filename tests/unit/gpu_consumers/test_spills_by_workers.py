@@ -9,6 +9,7 @@ from schemas.endings import EndingCode
 from schemas.generated import GENERATED, Fence
 from schemas.request import AdmittedRequest, Lane
 from schemas.worker import WorkerState
+from streams.log.port import TopicPartition
 from tests.unit.gpu_consumers.fleet import CONFIG, LEASE_MS, TOPICS, CopyFault, Fleet, check
 
 SLOW = 8
@@ -17,14 +18,14 @@ BACKLOG = 30
 LANE = TOPICS.lane("pool", Lane.STANDARD).name
 
 
-def fleet_with_a_slow_worker(backlog: int = BACKLOG, *, spills_per_s: int = 64) -> Fleet:
+def fleet_with_a_slow_worker(backlog: int = BACKLOG, *, spills_per_s: int = 64, spills: int = 0) -> Fleet:
     """`slow` reads one of the partitions, in which the backlog stands; `swift` has nothing to do."""
     fleet = Fleet("slow", "swift", max_running=2, config=replace(CONFIG, spills_per_s=spills_per_s))
     fleet.run(200)
     [partition] = fleet.workers["slow"].core._lanes.owned()[Lane.STANDARD]
     fleet.workers["slow"].slower = SLOW
     for _ in range(backlog):
-        fleet.region.request(partition=partition)
+        fleet.region.request(partition=partition, spills=spills)
     return fleet
 
 
@@ -44,6 +45,13 @@ def run_until_given(fleet: Fleet, copies: int = 1) -> None:
     while len(fleet.all[0].copies) < copies:
         fleet.run(100)
         assert fleet.region.open_responses(), "all has ended, and nothing was given away"
+
+
+def is_all_committed(fleet: Fleet) -> bool:
+    """Whether nobody would read anything of the lane again."""
+    places = [TopicPartition(LANE, number) for number in range(TOPICS.counts.lane)]
+    commits = fleet.all[-1].lanes.committed(places)
+    return all((commits[each].offset or 0) == len(fleet.region.log.records(LANE, each.partition)) for each in places)
 
 
 def took_ms(fleet: Fleet) -> int:
@@ -91,13 +99,16 @@ def test_it_says_how_many_it_has_given_and_these_are_no_part_of_its_speed() -> N
 
 
 @pytest.mark.parametrize("fault", ["dies", "dies once told", "told as lost", "told late"])
-@pytest.mark.parametrize("then", ["", "rebalance"])
+@pytest.mark.parametrize("then", ["", "rebalance", "lost"])
 def test_whatever_happens_to_it_once_a_copy_is_in_the_log(fault: CopyFault, then: str) -> None:
-    """backlog, SLOW, SPILL, the fault, and perhaps a rebalance: two records of one response, and one answer."""
+    """backlog, SLOW, SPILL, the fault, and perhaps its partitions move: two records of one response, and one answer."""
     fleet = fleet_with_a_slow_worker()
     fleet.workers["slow"].copy_fault = fault
     run_until_given(fleet)
-    if then:
+    if then == "lost" and "slow" in fleet.workers:
+        fleet.workers["slow"].lanes.drop()
+        fleet.run(400)
+    if then == "rebalance":
         bystander = fleet.region.log.consumer("workers.pool", "bystander")
         bystander.subscribe([LANE])
         fleet.run(400)
@@ -109,6 +120,8 @@ def test_whatever_happens_to_it_once_a_copy_is_in_the_log(fault: CopyFault, then
     check(fleet.region)
     assert {fleet.region.terminal(each) for each in fleet.region.requests} == {EndingCode.COMPLETED}
     assert len({fence.response_id for fence in fences(fleet)}) == BACKLOG
+    fleet.run(LEASE_MS)
+    assert is_all_committed(fleet)
     assert fleet.region.commits_checked > BACKLOG
 
 
@@ -130,8 +143,14 @@ def test_a_copy_that_comes_back_before_it_is_known_to_be_stored_is_not_lost() ->
     check(fleet.region)
 
 
-def test_nothing_is_given_away_twice_too_often() -> None:
-    """Both are slow in turn: what went there and back stays."""
+def test_what_was_given_away_twice_stays() -> None:
+    fleet = fleet_with_a_slow_worker(spills=MAX_SPILLS)
+    fleet.run(6_000)
+    assert not fleet.all[0].copies
+    run_until_given(fleet_with_a_slow_worker(spills=MAX_SPILLS - 1))
+
+
+def test_two_that_are_slow_in_turn_do_not_send_requests_to_and_fro() -> None:
     fleet = fleet_with_a_slow_worker(60)
     for slow in ("swift", "slow") * 4:
         run_ms = 4_000
