@@ -28,16 +28,8 @@ BENCHMARKS = (
 )  # fmt: skip
 PEERS = ("beside_litellm", "beside_centrifugo")
 CHECKED = (
-    "first_token",
-    "bursts",
-    "admission",
-    "post_safety",
-    "dialects",
-    "fairness",
-    "memory",
-    "prefix_routing",
-    "spilling",
-)
+    "first_token", "bursts", "admission", "post_safety", "dialects", "fairness", "memory", "prefix_routing", "spilling",
+)  # fmt: skip
 """Minutes each; the others are checked where they are named."""
 FOLDER = Path(__file__).parent
 RESULTS, COSTS, README = FOLDER / "results.json", FOLDER / "costs.json", FOLDER / "README.md"

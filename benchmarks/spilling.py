@@ -282,7 +282,7 @@ def _measured(report: Report, scene: Scene, seconds: float, seed: int) -> None:
         name = f"{policy}: {scene.title}"
         report.add(f"{name}, first token p50", percentile(waits_ms, 0.5), "ms")
         report.add(f"{name}, first token p99", percentile(waits_ms, 0.99), "ms")
-        report.add(f"{name}, never begun", sum(each.first_s is None for each in pool.asked), "answers")
+        report.add(f"{name}, waiting at the end", sum(each.first_s is None for each in pool.asked), "answers")
         if scene.backlog_s:
             share_s = seconds if pool.has_share_s is None else pool.has_share_s
             report.add(f"{name}, until it has its share", share_s, "s")
@@ -304,4 +304,5 @@ def run(*, short: bool, seed: int) -> Report:
     report = Report("spilling", setting)
     for scene in SCENES:
         _measured(report, scene, seconds, seed)
+    report.notes.append("A worker that never has its share is shown with the length of the run.")
     return report
