@@ -24,6 +24,8 @@ from schemas.generated import QueueAhead
 from schemas.request import Lane
 from schemas.worker import MAX_MOVED, WorkerState
 
+MAX_LOOKED_AT = 2_000
+"""Of a lane, the newest, in each round: a whole backlog would take longer than a token may be late."""
 TOLD_MS = 2_500
 """Two heartbeats: gateways read every one while somebody waits."""
 REST_MS = 10_000
@@ -60,7 +62,7 @@ class GivingAway:
             self._give(spill, now_ms)
 
     def _candidates(self, lane: Lane) -> Iterator[Candidate]:
-        for response_id in self._slots.waiting_in(lane):
+        for response_id in self._slots.waiting_in(lane)[-MAX_LOOKED_AT:]:
             work = self._works.by_response[response_id]
             if _is_unstarted(work) and not self._slots.is_looked_up(response_id):
                 request = work.request

@@ -146,7 +146,7 @@ class Spilling:
         own_partitions: Mapping[Lane, Set[int]], now_ms: int,
     ) -> list[Spill]:  # fmt: skip
         """What goes now, of `own` requests that wait. `candidates` are asked for where something may go, and given as
-        they came; what is not to be moved is none of them.
+        they came; what is not to be moved is none of them, nor need all be that may.
         """
         self._next_ms = now_ms + ROUND_MS
         self._forget(now_ms)
