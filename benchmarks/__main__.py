@@ -23,13 +23,13 @@ from deploy.paths import ROOT
 
 BENCHMARKS = (
     "first_token", "bursts", "engine_throughput", "fan_out", "gateway_alone", "worker_alone", "admission", "recovery",
-    "resume", "post_safety", "dialects", "fairness", "pool_fairness", "memory", "prefix_routing", "cancellation",
-    "three_brokers", "after_an_outage", "backlog", "herd",
+    "resume", "post_safety", "dialects", "fairness", "pool_fairness", "memory", "prefix_routing", "spilling",
+    "cancellation", "three_brokers", "after_an_outage", "backlog", "herd",
 )  # fmt: skip
 PEERS = ("beside_litellm", "beside_centrifugo")
 CHECKED = (
     "first_token", "bursts", "admission", "post_safety", "dialects", "fairness", "pool_fairness", "memory",
-    "prefix_routing",
+    "prefix_routing", "spilling",
 )  # fmt: skip
 """Minutes each; the others are checked where they are named."""
 FOLDER = Path(__file__).parent

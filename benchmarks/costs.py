@@ -18,9 +18,10 @@ MICROSECONDS = {"µs": 1, "ms": 1_000}
 
 def costs(content: Mapping[str, Any]) -> dict[str, Any]:
     """CPU time in microseconds. `content`: as results.json has it; a benchmark that never ran is left out."""
-    found = {what: _of(content["reports"].get(name), prefix) for what, (name, prefix) in BENCHMARK_AND_PREFIX.items()}
+    used = {name: content["reports"][name] for name, _ in BENCHMARK_AND_PREFIX.values() if name in content["reports"]}
+    found = {what: _of(used.get(name), prefix) for what, (name, prefix) in BENCHMARK_AND_PREFIX.items()}
     return {
-        "measured_on": content["measured_on"],
+        "measured_on": {name: report["measured_on"] for name, report in used.items()},
         "machine": content["machine"],
         "cpu_us_per": {what: parts for what, parts in found.items() if parts},
     }

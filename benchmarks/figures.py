@@ -149,12 +149,9 @@ def show_comparison(comparison: Comparison) -> None:
 def save(reports: Sequence[Report], path: Path) -> dict[str, Any]:
     """Merges into the file: a benchmark that ran replaces its earlier figures. Returns what stands there now."""
     earlier: dict[str, Any] = json.loads(path.read_text())["reports"] if path.is_file() else {}
-    merged = earlier | {report.name: report.as_json() for report in reports}
-    content = {
-        "measured_on": datetime.now(UTC).date().isoformat(),
-        "machine": machine(),
-        "reports": dict(sorted(merged.items())),
-    }
+    today = datetime.now(UTC).date().isoformat()
+    merged = earlier | {report.name: {"measured_on": today, **report.as_json()} for report in reports}
+    content = {"machine": machine(), "reports": dict(sorted(merged.items()))}
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
     return content
 

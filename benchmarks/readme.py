@@ -28,12 +28,12 @@ def _setting(report: Mapping[str, Any]) -> str:
 
 def _figures(content: Mapping[str, Any]) -> Iterator[str]:
     cores, memory = content["machine"]["cores"], content["machine"]["memory_gib"]
-    yield f"Measured on {content['measured_on']}, {cores} cores, {memory} GiB of memory, everything on that machine."
+    yield f"Measured on {cores} cores, {memory} GiB of memory, everything on that machine."
     yield ""
     for name, report in content["reports"].items():
         if name.startswith(PEER_BENCHMARKS):
             continue
-        yield from (f"### {name}", "", _setting(report), "")
+        yield from (f"### {name}", "", f"{report['measured_on']}: {_setting(report)}", "")
         yield from ("| figure | value | unit | goal | met |", "|---|--:|---|---|---|")
         for figure in report["figures"]:
             goal = "" if figure["goal"] is None else f"{'≤' if figure['at_most'] else '≥'} {figure['goal']:g}"

@@ -115,6 +115,7 @@ def _core_config(settings: Settings, pool: Pool, model: Model) -> CoreConfig:
         dimensions=0 if model.embedding is None else model.embedding.dimensions,
         headroom=worker.headroom,
         max_pauses=worker.max_pauses,
+        spills_per_s=worker.spills_per_s,
         memory=MemoryPolicy(worker.memory_foresight, worker.memory_for_short, worker.large_waits_ms),
         lanes=settings.lanes,
         brownout=settings.brownout,
@@ -150,7 +151,9 @@ async def serve(settings: Settings, pool: Pool, model: Model, engine: Engine) ->
         core = WorkerCore(_core_config(settings, pool, model), mint_attempt_id, metrics)
         ports = Ports(
             engine,
-            lambda: ConsumerThread(KafkaConsumer(settings.kafka, f"{settings.region}.workers.{pool.name}", client_id)),
+            lambda lane: ConsumerThread(
+                KafkaConsumer(settings.kafka, f"{settings.region}.workers.{pool.name}", f"{client_id}-{lane.value}")
+            ),
             control, producer, claims,
             lambda: KafkaConsumer(settings.kafka, None, f"{client_id}-read-back"),
         )  # fmt: skip

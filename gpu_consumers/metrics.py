@@ -60,6 +60,9 @@ class WorkerMetrics:
         self._started = Counter(
             "sluice_worker_started", "Requests given a slot, by what gave it", ["lane", "by"], registry=registry
         )
+        self._spilled = Counter(
+            "sluice_worker_spilled", "Requests given to other workers, unstarted", ["lane"], registry=registry
+        )
         self._ttft = Histogram(
             "sluice_worker_time_to_first_token_seconds", "From acceptance to the first token published", ["lane"],
             buckets=_SECONDS, registry=registry,
@@ -104,6 +107,9 @@ class WorkerMetrics:
         self._closed.labels(outcome).inc()
         if tokens_each > 1:
             self._inter_token.observe((last_token_ms - first_token_ms) / (tokens_each - 1) / 1_000)
+
+    def spilled(self, lane: Lane) -> None:
+        self._spilled.labels(lane.value).inc()
 
     def parser_failed(self, error: str) -> None:
         self._parser_failures.labels(error).inc()

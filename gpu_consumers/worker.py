@@ -24,6 +24,7 @@ from gpu_consumers.core.effects import (
     Abort,
     AskClaim,
     AskReadBack,
+    CopySent,
     FinishClaim,
     FrameSent,
     Publish,
@@ -37,9 +38,10 @@ from gpu_consumers.engines.port import Engine
 from gpu_consumers.metrics import WorkerMetrics
 from gpu_consumers.shell.claiming import Claiming
 from gpu_consumers.shell.engine_keeping import EngineKeeping, WorkerFailed
-from gpu_consumers.shell.lane_reading import LaneReading
+from gpu_consumers.shell.lane_reading import LanesReading
 from gpu_consumers.shell.reading_back import ReadingBack
 from schemas.codec import Undecodable, decode
+from schemas.request import Lane
 from schemas.worker import EngineFailing, WorkerState
 from streams.log.consumer_thread import ConsumerThread
 from streams.log.port import LogConsumer, LogError, LogRecord, RecordTooLarge, TopicPartition
@@ -65,7 +67,7 @@ class Ports:
     """
 
     engine: Engine
-    lanes: Callable[[], ConsumerThread]
+    lanes: Callable[[Lane], ConsumerThread]
     control: ConsumerThread
     producer: ProducerThread
     claims: ClaimStore
@@ -91,7 +93,7 @@ class Worker:
         self._topics = core.config.topics
         self._is_draining = False
         self._membership = Membership(core.config.worker_id, core.config.pool)
-        self._lanes: LaneReading | None = None
+        self._lanes: LanesReading | None = None
         self._claiming = Claiming(
             core, ports.claims, metrics, settings.lease_ms, now_ms=self._now_ms, after_event=self._after_event
         )
@@ -222,10 +224,10 @@ class Worker:
                 effect.topic, effect.value, key=effect.key, partition=effect.partition, on_delivery=on_delivery
             )
         except LogError as error:
-            is_large_frame = isinstance(error, RecordTooLarge) and isinstance(receipt, FrameSent)
-            if not (error.retriable or is_large_frame):
+            is_too_large = isinstance(error, RecordTooLarge) and isinstance(receipt, FrameSent | CopySent)
+            if not (error.retriable or is_too_large):
                 raise
-            # The queue is longer than Kafka can be away, or one frame is too large: the same as a delivery that failed.
+            # The queue is longer than Kafka can be away, or one record is too large: as a delivery that failed.
             asyncio.get_running_loop().call_soon(on_delivery, None, error)
 
     def _delivered(self, receipt: Receipt, offset: int | None, error: LogError | None) -> None:
@@ -247,14 +249,14 @@ class Worker:
     # Tasks
 
     async def _read_lanes(self) -> None:
-        """A member of the group while `Membership` says so."""
+        """A member of the group, for each lane, while `Membership` says so."""
         while True:
             if not self._is_to_read_lanes():
                 await asyncio.sleep(TICK_S)
                 continue
             _log.info("joining_lanes", life=self._life)
-            self._lanes = LaneReading(
-                self._core, self._ports.lanes(), self._now_ms, self._after_event, on_partitions=self._send_state
+            self._lanes = LanesReading(
+                self._core, self._ports.lanes, self._now_ms, self._after_event, on_partitions=self._send_state
             )
             await self._lanes.read(self._is_to_read_lanes)
             _log.info("leaving_lanes", life=self._life)
@@ -292,14 +294,14 @@ class Worker:
             if record.value is None:
                 worker_id = (record.key or b"").decode(errors="replace")
                 self._membership.buried(worker_id)
-                self._core.worker_buried(worker_id)
+                self._core.buried(worker_id)
                 continue
             try:
                 state = decode(WorkerState, record.value)
             except Undecodable:
                 continue  # routers cannot read it either
             self._membership.heard(state)
-            self._core.worker_tells(state)
+            self._core.heard(state)
 
     async def _control_positions(self) -> dict[TopicPartition, int]:
         """Where to begin: some minutes back, for cancels of work that waits; some heartbeats back.

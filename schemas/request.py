@@ -329,6 +329,10 @@ class AdmittedRequest(ScopedRecord):
         default="", max_length=64, exclude_if=not_,
         description="The same for what begins alike, of one tenant: whoever moves it can keep it beside that.",
     )  # fmt: skip
+    spills: int = Field(
+        default=0, ge=0, exclude_if=not_,
+        description="How many workers had read it, and gave it to another of its pool before anybody began it.",
+    )  # fmt: skip
     reply_to: ReplyTo
     accepted_at_ms: Milliseconds
     admitted_at_ms: Milliseconds

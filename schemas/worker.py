@@ -6,9 +6,11 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from schemas.base import Identifier, Milliseconds, Record, Scope
+from schemas.generated import QueueAhead
 from schemas.request import Lane
 
 MAX_TENANTS = 64
+MAX_MOVED = 256
 
 OfTenants = Annotated[dict[Identifier, Annotated[int, Field(ge=0)]], Field(max_length=MAX_TENANTS)]
 """Of the tenants that have most."""
@@ -20,7 +22,7 @@ class LaneQueue(BaseModel):
     because it ended. Requests; `left_tokens` are theirs as they counted in `queued_tokens`.
 
     Of `first_tokens`, since the same time, those were late that came later than the lane's target
-    (`brownout.LANE.first_token_ms`).
+    (`brownout.LANE.first_token_ms`). Of what has left, `spilled` went to other workers of the pool, unstarted.
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True)
@@ -28,6 +30,8 @@ class LaneQueue(BaseModel):
     waiting: int = Field(default=0, ge=0)
     left: int = Field(default=0, ge=0)
     left_tokens: int = Field(default=0, ge=0)
+    spilled: int = Field(default=0, ge=0, exclude_if=not_)
+    spilled_tokens: int = Field(default=0, ge=0, exclude_if=not_)
     oldest_ms: int = Field(default=0, ge=0, exclude_if=not_, description="What of this has waited longest.")
     first_tokens: int = Field(default=0, ge=0, exclude_if=not_)
     late_first_tokens: int = Field(default=0, ge=0, exclude_if=not_)
@@ -75,6 +79,10 @@ class WorkerState(Record):
     queues: dict[Lane, LaneQueue] = Field(
         default_factory=dict, exclude_if=not_, description="Of every lane; none where it does not say."
     )
+    moved: dict[Identifier, QueueAhead] = Field(
+        default_factory=dict, max_length=MAX_MOVED, exclude_if=not_,
+        description="Of responses that it has just given to another worker: where they wait now.",
+    )  # fmt: skip
     counts_since_ms: Milliseconds = Field(default=0, exclude_if=not_, description="What has left its `queues`.")
     given_of: OfTenantsByLane = Field(
         default_factory=dict,

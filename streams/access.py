@@ -109,7 +109,7 @@ def process_roles(topics: Topics) -> list[Role]:
             "worker",
             groups=pools,
             reads=(*lanes, control, topics.workers.name, generated),
-            writes=(generated, topics.workers.name, usage, dead),
+            writes=(generated, topics.workers.name, usage, dead, *lanes),
         ),
         Role(
             "post-safety",

@@ -1,11 +1,13 @@
 """How fast a worker's queue empties, by what its heartbeats say has left it. Pure: the time stands in them.
 
+What was given to other workers has left it and was not served: it is no part of how fast that goes.
+
 Counted is the time between two heartbeats in both of which something waits. What a worker with free slots takes at once
 says nothing of how long a queue takes, nor does a worker that has nothing to take.
 """
 
 from collections import deque
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import Final, NamedTuple
 
@@ -43,6 +45,14 @@ def waiting(queues: Mapping[Lane, LaneQueue], lanes: Iterable[Lane]) -> int:
 def passed(queues: Mapping[Lane, LaneQueue], lanes: Iterable[Lane]) -> Passed:
     of = [queues[lane] for lane in lanes if lane in queues]
     return Passed(sum(each.left for each in of), sum(each.left_tokens for each in of))
+
+
+def _served(queues: Mapping[Lane, LaneQueue], lanes: Iterable[Lane]) -> Passed:
+    """As `passed`, without what was given to other workers: there it leaves once more."""
+    of = [queues[lane] for lane in lanes if lane in queues]
+    return Passed(
+        sum(each.left - each.spilled for each in of), sum(each.left_tokens - each.spilled_tokens for each in of)
+    )
 
 
 class FirstTokens(NamedTuple):
@@ -84,6 +94,15 @@ class DrainWindow:
             self._known[lanes] = self._measured(lanes)
         return self._known[lanes]
 
+    def waited_ms(self, lanes: tuple[Lane, ...] = LANES) -> int:
+        """For how long of the window what `drain` tells was looked at."""
+        return sum(newer.at_ms - older.at_ms for older, newer in self._while_waiting(lanes))
+
+    def _while_waiting(self, lanes: tuple[Lane, ...]) -> Iterator[tuple[_Beat, _Beat]]:
+        for older, newer in pairwise(self._beats):
+            if waiting(older.queues, lanes) and waiting(newer.queues, lanes):
+                yield older, newer
+
     def first_tokens(self, lane: Lane) -> FirstTokens:
         """Between the first and the last heartbeat of the window."""
         if not self._beats:
@@ -96,12 +115,11 @@ class DrainWindow:
 
     def _measured(self, lanes: tuple[Lane, ...]) -> Drain | None:
         waited_ms = requests = tokens = 0
-        for older, newer in pairwise(self._beats):
-            if waiting(older.queues, lanes) and waiting(newer.queues, lanes):
-                before, after = passed(older.queues, lanes), passed(newer.queues, lanes)
-                waited_ms += newer.at_ms - older.at_ms
-                requests += after.requests - before.requests
-                tokens += after.tokens - before.tokens
+        for older, newer in self._while_waiting(lanes):
+            before, after = _served(older.queues, lanes), _served(newer.queues, lanes)
+            waited_ms += newer.at_ms - older.at_ms
+            requests += after.requests - before.requests
+            tokens += after.tokens - before.tokens
         if waited_ms < LEAST_MS:
             return None
         return Drain(requests * 1_000 / waited_ms, tokens * 1_000 / waited_ms)

@@ -80,6 +80,7 @@ class WorkerNow(_Part):
     cached_tokens: int = Field(description="Of these, what was in the engine's prefix cache.")
     tokens_per_second: float
     beat_ago_ms: int
+    spilled: int = Field(description="Unstarted requests that it has given to other workers, since it began.")
     failing: str = Field(
         description="Of its last requests, how many its engine failed: it is tried by one at a time. Empty: it works."
     )
@@ -139,5 +140,6 @@ def worker_now(worker: WorkerState, at_ms: int) -> WorkerNow:
         waiting=worker.waiting, oldest_waiting_ms=worker.oldest_waiting_ms, kv_blocks_used=worker.kv_blocks_used,
         kv_blocks_total=worker.kv_blocks_total, prompt_tokens=worker.prompt_tokens, cached_tokens=worker.cached_tokens,
         tokens_per_second=worker.tokens_per_second, beat_ago_ms=max(0, at_ms - worker.beat_at_ms),
+        spilled=sum(queue.spilled for queue in worker.queues.values()),
         failing="" if worker.failing is None else f"{worker.failing.failed} of {worker.failing.attempts}",
     )  # fmt: skip

@@ -374,6 +374,10 @@ class WorkerSettings(_Section):
         default=3, ge=0, le=6,
         description="So often an answer that nobody waits for leaves the engine for who waits for a first token.",
     )  # fmt: skip
+    spills_per_s: int = Field(
+        default=64, ge=0, le=10_000,
+        description="So many unstarted requests go to workers of its pool where they wait less. 0: none.",
+    )  # fmt: skip
     healthy_buffer: int = Field(
         default=8, ge=0, description="Answers beyond `max_running` that wait in the engine, where none is kept free."
     )

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from schemas.request import Message, Request
+from streams.rendezvous import score
 
 LEADING_TOKENS: Final = 256
 """Of a raw prompt, of which nobody knows where its first turn ends. What is shorter is computed in a moment."""
@@ -105,11 +106,6 @@ def best(workers: Standings, cache_id: str, excess: float) -> str:
     most = (1 + excess) * sum(each.queued_tokens for each in workers.values()) / len(workers)
     fit = _if_any(workers, lambda each: each.queued_tokens <= most)
     return max(fit, key=lambda worker_id: score(cache_id, worker_id))
-
-
-def score(cache_id: str, worker_id: str) -> tuple[bytes, str]:
-    """Of several workers the one with the greatest has it."""
-    return hashlib.blake2b(f"{cache_id} {worker_id}".encode(), digest_size=8).digest(), worker_id
 
 
 def _if_any(workers: Standings, wanted: Callable[[Standing], bool]) -> Standings:

@@ -124,11 +124,13 @@ def _shares(standing: Standing) -> Table:
 
 
 def _workers(standing: Standing) -> Table:
-    shown = Table("worker", "pool", "state", "running", "waiting", "tokens/s", "KV blocks", "cached", title="workers")
+    shown = Table(
+        "worker", "pool", "state", "running", "waiting", "spilled", "tokens/s", "KV blocks", "cached", title="workers"
+    )
     for worker in standing.workers:
         shown.add_row(
             worker.worker_id, worker.pool, _standing(worker), f"{worker.running}/{worker.max_running}",
-            str(worker.waiting), f"{worker.tokens_per_second:.0f}",
+            str(worker.waiting), str(worker.spilled or ""), f"{worker.tokens_per_second:.0f}",
             f"{worker.kv_blocks_used}/{worker.kv_blocks_total}", _cached(worker),
         )  # fmt: skip
     return shown

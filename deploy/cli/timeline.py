@@ -184,6 +184,9 @@ class Timeline:
         match event:
             case Fence():
                 self._fences += 1
+                if "spilled" in event.stage_ms:
+                    what = "given to another worker of its pool, before anybody had begun it"
+                    yield Step(event.stage_ms["spilled"], what, "worker")
                 if "taken" in event.stage_ms:
                     yield Step(event.stage_ms["taken"], "read from its lane", event.worker_id)
                 if "worker" in event.stage_ms:

@@ -14,7 +14,7 @@ from gpu_consumers.core.remembered import Remembered
 from gpu_consumers.core.scheduler import Given
 from gpu_consumers.core.slots import MAX_HOLD_MS, Slots
 from gpu_consumers.core.takeover import ReadBack
-from gpu_consumers.core.work import ENGAGED, MAX_LOSSES, Phase, Work, Works
+from gpu_consumers.core.work import ENGAGED, MAX_LOSSES, UNSTARTED, Phase, Work, Works
 from gpu_consumers.engines.port import EngineDelta
 from schemas.control import AttemptVoid
 from schemas.endings import EndingCode
@@ -47,7 +47,7 @@ class Attempts:
         if self._remembered.take_cancel(work.response_id):
             self.end(work, EndingCode.CANCELLED, now_ms)
         else:
-            self._queue(work, now_ms)
+            self.queue(work, now_ms)
 
     def cancel(self, work: Work, now_ms: int) -> None:
         work.cancelled = True
@@ -117,7 +117,7 @@ class Attempts:
         if self._slots.is_looked_up(work.response_id):
             return
         if work.plan == "claim":
-            if work.phase in (Phase.QUEUED, Phase.WAITING) and (self.is_draining or not work.claimed_as):
+            if work.phase in UNSTARTED and (self.is_draining or not work.claimed_as):
                 self._give_back(work)
         elif work.phase is Phase.QUEUED and not self.may_start:
             self._give_back(work)
@@ -152,7 +152,7 @@ class Attempts:
             if work.plan == "takeover":
                 self._take_over(work, now_ms)
             else:
-                self._queue(work, now_ms, front=True)
+                self.queue(work, now_ms, front=True)
         for response_id in self.deadlines.take_due(now_ms):
             work = self._works.by_response[response_id]
             if work.phase is not Phase.CLOSING:
@@ -198,7 +198,7 @@ class Attempts:
             self._slots.look_asked(look)
             self._effects.append(look)
 
-    def _queue(self, work: Work, now_ms: int, *, front: bool = False) -> None:
+    def queue(self, work: Work, now_ms: int, *, front: bool = False) -> None:
         if work.cancelled:
             self.end(work, EndingCode.CANCELLED, now_ms)
             return
@@ -264,7 +264,7 @@ class Attempts:
             # Since the claim was asked for the engine has died, or the worker was stopped.
             if work.plan != "generate":
                 work.plan = "fresh"
-            self._queue(work, now_ms, front=True)
+            self.queue(work, now_ms, front=True)
         elif work.plan == "generate":
             self._submit(work, now_ms)
         else:
@@ -290,6 +290,7 @@ class Attempts:
             # It found a slot, or ended, before the answer came: that is what decides.
             return
         elif claim is None or (claim.state == "fresh" and look.purpose == "look"):
+            work.is_known_free = claim is not None
             if not work.is_own:
                 self.forget(work)
             elif claim is None:
@@ -357,7 +358,7 @@ class Attempts:
             self._fail_lost(work, now_ms)
         else:
             work.plan = "generate"
-            self._queue(work, now_ms, front=True)
+            self.queue(work, now_ms, front=True)
 
     def is_read_back(self, response_id: str, attempt_id: str) -> bool:
         """Whether the answer to this `AskReadBack` is still waited for."""
@@ -428,7 +429,7 @@ class Attempts:
             self._effects.append(self.asking.release(work))
         work.asks_anew()
         work.plan, work.most_losses = "claim", work.losses  # also where the release comes behind the next claim
-        self._queue(work, now_ms, front=True)
+        self.queue(work, now_ms, front=True)
 
     def engine_died(self, now_ms: int) -> None:
         """Every attempt in it is lost: tried again while no token of it was published, else taken over."""
@@ -450,11 +451,11 @@ class Attempts:
                 self._take_over(work, now_ms)  # behind what others have said nothing else counts
                 continue
             work.plan = "again"
-            self._queue(work, now_ms, front=True)
+            self.queue(work, now_ms, front=True)
 
     # Deliveries
 
-    def delivered(self, receipt: effects.Receipt, offset: int, now_ms: int) -> None:
+    def delivered(self, receipt: effects.OfAttempt, offset: int, now_ms: int) -> None:
         """Kafka acknowledged a record."""
         if not isinstance(receipt, effects.DeadLetterSent):
             self.asking.generated_ends({receipt.partition: offset + 1})
@@ -476,7 +477,7 @@ class Attempts:
         else:
             receipt.tracker.finished(receipt.offset)
 
-    def undelivered(self, receipt: effects.Receipt, now_ms: int, *, is_too_large: bool = False) -> None:
+    def undelivered(self, receipt: effects.OfAttempt, now_ms: int, *, is_too_large: bool = False) -> None:
         """Delivery failed for good: what follows it in the log would leave a gap, so its attempts are over.
 
         They begin again with a read-back. Those of a frame that is too large would write it again: they end. Raises

@@ -35,6 +35,8 @@ class CoreConfig:
     """The part of `max_running` that is kept free for who holds little."""
     max_pauses: int = 3
     """Of one answer of a lane in which nobody waits for first tokens."""
+    spills_per_s: int = 64
+    """Unstarted requests that may go to other workers, at most; 0: none."""
     memory: MemoryPolicy = DEFAULT_MEMORY
     lanes: LanePolicies = LANE_POLICIES
     brownout: BrownoutPolicy = DEFAULT_POLICY
@@ -73,6 +75,9 @@ class Observer(Protocol):
     def closed(self, outcome: str, tokens_each: float, first_token_ms: int, last_token_ms: int) -> None:
         """`tokens_each`: of its choices, on average."""
 
+    def spilled(self, lane: Lane) -> None:
+        """A request went to another worker, unstarted."""
+
     def parser_failed(self, error: str) -> None: ...
 
 
@@ -88,3 +93,5 @@ class NoObserver:
     def closed(self, outcome: str, tokens_each: float, first_token_ms: int, last_token_ms: int) -> None: ...
 
     def parser_failed(self, error: str) -> None: ...
+
+    def spilled(self, lane: Lane) -> None: ...

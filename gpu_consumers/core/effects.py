@@ -36,7 +36,16 @@ class DeadLetterSent:
     offset: int
 
 
-Receipt = FenceSent | FrameSent | EndingSent | DeadLetterSent
+@dataclass(frozen=True, slots=True)
+class CopySent:
+    """Of a request that goes to another worker; `sources` are its records here that the copy stands for."""
+
+    response_id: str
+    sources: tuple[tuple[OffsetTracker, int], ...]
+
+
+OfAttempt = FenceSent | FrameSent | EndingSent | DeadLetterSent
+Receipt = OfAttempt | CopySent
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +89,14 @@ __all__ = [
     "Abort",
     "AskClaim",
     "AskReadBack",
+    "CopySent",
     "DeadLetterSent",
     "Effect",
     "EndingSent",
     "FenceSent",
     "FinishClaim",
     "FrameSent",
+    "OfAttempt",
     "Publish",
     "Receipt",
     "ReleaseClaim",

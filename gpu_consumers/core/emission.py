@@ -8,7 +8,7 @@ from typing import Literal
 from gpu_consumers.core.config import CoreConfig, Observer
 from gpu_consumers.core.effects import DeadLetterSent, Effect, EndingSent, FenceSent, FrameSent, Publish, Receipt
 from gpu_consumers.core.frames import FrameColumns, HeldRows, joined
-from gpu_consumers.core.prompt_hits import PromptHits
+from gpu_consumers.core.prompt_hits import KnownPrefixes, PromptHits
 from gpu_consumers.core.work import Phase, Work, Works
 from gpu_consumers.engines.port import EngineDelta
 from schemas.base import Record
@@ -48,6 +48,7 @@ class Emission:
         self._frames_in_flight = 0
         self.generated_tokens = 0
         self.prompt_hits = PromptHits()
+        self.prefixes = KnownPrefixes()
         self.first_tokens: Counter[Lane] = Counter()
         self.late_first_tokens: Counter[Lane] = Counter()
         """Of lanes in which somebody waits for them."""
@@ -141,6 +142,7 @@ class Emission:
         if not self._config.embeds:
             cached = _cached_tokens(work)
             self.prompt_hits.add(work.prompt_tokens, cached, now_ms)
+            self.prefixes.add(work.request.cache_id, work.prompt_tokens)
             self._observer.prompt(work.prompt_tokens, cached)
 
     def _first_token(self, lane: Lane, since_accepted_ms: int) -> None:

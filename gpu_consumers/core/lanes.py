@@ -126,6 +126,10 @@ class Lanes:
         """By lane, the assigned ones that are not held up: others are not to be sent anything."""
         return self._by_lane(self._partitions.keys() - self.held_up())
 
+    def owned(self) -> dict[Lane, set[int]]:
+        """All that are assigned."""
+        return {lane: set(numbers) for lane, numbers in self._by_lane(self._partitions).items()}
+
     def held_up_partitions(self) -> dict[Lane, list[int]]:
         return self._by_lane(self.held_up())
 

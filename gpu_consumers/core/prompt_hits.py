@@ -1,8 +1,10 @@
-"""How much of the prompts of late was in the engine's prefix cache."""
+"""How much of the prompts of late was in the engine's prefix cache, and what may be there for the next."""
 
+from collections import OrderedDict
 from typing import Final, NamedTuple
 
 HALF_MS: Final = 30_000
+MAX_PREFIXES: Final = 4_096
 
 
 class PromptTokens(NamedTuple):
@@ -37,3 +39,24 @@ class PromptHits:
             self._before = self._now if passed == 1 else PromptTokens()
             self._now = PromptTokens()
             self._half += passed
+
+
+class KnownPrefixes:
+    """Of what begins alike (`AdmittedRequest.cache_id`), how long the newest prompt was that was computed here. The
+    engine may have forgotten it since.
+    """
+
+    def __init__(self) -> None:
+        self._tokens: OrderedDict[str, int] = OrderedDict()
+
+    def add(self, cache_id: str, prompt_tokens: int) -> None:
+        if not cache_id:
+            return
+        self._tokens[cache_id] = prompt_tokens
+        self._tokens.move_to_end(cache_id)
+        if len(self._tokens) > MAX_PREFIXES:
+            self._tokens.popitem(last=False)
+
+    def tokens(self, cache_id: str) -> int:
+        """0: none is known."""
+        return self._tokens.get(cache_id, 0)

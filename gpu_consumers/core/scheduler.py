@@ -154,6 +154,8 @@ class Scheduler:
         self._slots_of: Counter[str] = Counter()
         self._left: Counter[Lane] = Counter()
         self._left_tokens: Counter[Lane] = Counter()
+        self._spilled: Counter[Lane] = Counter()
+        self._spilled_tokens: Counter[Lane] = Counter()
 
     def __len__(self) -> int:
         return len(self._items)
@@ -300,6 +302,13 @@ class Scheduler:
                 self._has_left(item)
         return item
 
+    def give_away(self, response_id: str) -> None:
+        """It has left, and is counted where it goes."""
+        item = self._items[response_id]
+        self.remove(response_id)
+        self._spilled[item.lane] += 1
+        self._spilled_tokens[item.lane] += item.tokens
+
     def grown(self, lane: Lane, response_id: str, output: int) -> int:
         """The answers of a request in the engine have so many tokens by now. Returns as `Given.told_beyond`."""
         self._pausing.said(response_id)
@@ -317,6 +326,10 @@ class Scheduler:
     def waiting_ids(self) -> list[str]:
         """Of every request, as they came."""
         return list(self._items)
+
+    def waiting_in(self, lane: Lane) -> list[str]:
+        """As `waiting_ids`, of one lane."""
+        return list(self._lanes[lane].in_order)
 
     @property
     def queued_tokens(self) -> int:
@@ -339,11 +352,14 @@ class Scheduler:
     def waiting(self) -> dict[Lane, int]:
         return {lane: len(queue.in_order) for lane, queue in self._lanes.items()}
 
+    def _queue_of(self, lane: Lane, waiting: int) -> LaneQueue:
+        return LaneQueue(
+            waiting=waiting, left=self._left[lane], left_tokens=self._left_tokens[lane],
+            spilled=self._spilled[lane], spilled_tokens=self._spilled_tokens[lane],
+        )  # fmt: skip
+
     def queues(self) -> dict[Lane, LaneQueue]:
-        return {
-            lane: LaneQueue(waiting=waiting, left=self._left[lane], left_tokens=self._left_tokens[lane])
-            for lane, waiting in self.waiting().items()
-        }
+        return {lane: self._queue_of(lane, waiting) for lane, waiting in self.waiting().items()}
 
     # Beside other workers
 

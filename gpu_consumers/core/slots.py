@@ -64,6 +64,7 @@ class Slots:
             self._suspects.add(item)
         else:
             self._scheduler.add(item, front=front)
+        work.is_known_free = False
         if work.plan == "claim":
             self._unlooked.append(work.response_id)
 
@@ -86,6 +87,10 @@ class Slots:
     def remove(self, work: Work, *, is_moved: bool = False) -> None:
         self._scheduler.remove(work.response_id, is_moved=is_moved)
         self._suspects.remove(work.response_id)
+
+    def give_away(self, work: Work) -> None:
+        """To another worker: who waits here behind it has one less before it."""
+        self._scheduler.give_away(work.response_id)
 
     def take(self, now_ms: int) -> Given | None:
         """Whom the next free slot is given to. It is taken by whoever is told, before this is asked again."""
@@ -205,6 +210,10 @@ class Slots:
 
     def given_elsewhere(self, service: Mapping[Lane, Service]) -> None:
         self._scheduler.given_elsewhere(service)
+
+    def waiting_in(self, lane: Lane) -> list[str]:
+        """Whose answers, as they came; without suspects, as `queues`."""
+        return self._scheduler.waiting_in(lane)
 
     def queues(self) -> dict[Lane, LaneQueue]:
         """Without suspects: these are few, and wait for an empty engine."""

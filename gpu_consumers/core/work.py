@@ -3,6 +3,7 @@
 Its life:
 
     queued → claiming → running → closing → done          (nobody had it)
+           → spilling                                     (another worker reads a copy of it)
                       → fencing → reading → queued …      (somebody may have begun it)
                       → waiting → queued …                (another worker's lease, or a retry)
 
@@ -31,9 +32,11 @@ class Phase(Enum):
     RUNNING = auto()
     WAITING = auto()
     CLOSING = auto()
+    SPILLING = auto()
 
 
 ENGAGED = frozenset({Phase.CLAIMING, Phase.FENCING, Phase.READING, Phase.RUNNING})
+UNSTARTED = frozenset({Phase.QUEUED, Phase.WAITING, Phase.SPILLING})
 _IN_SLOT = frozenset({Phase.CLAIMING, Phase.RUNNING})
 
 Plan = Literal["claim", "again", "fresh", "takeover", "generate"]
@@ -68,6 +71,8 @@ class Work:
     """It has none, or the store may have lost it: while it runs, it is asked for."""
     may_keep: bool = True
     """It is not asked for already, nor another's."""
+    is_known_free: bool = False
+    """Since it waits here it was looked up, and nobody had it."""
     must_take_over: bool = False
     cancelled: bool = False
     losses: int = 0

@@ -13,9 +13,10 @@ from gpu_consumers.core.attempts import Attempts
 from gpu_consumers.core.capacity import Capacity
 from gpu_consumers.core.claims import Claim
 from gpu_consumers.core.config import CoreConfig, NoObserver, Observer
-from gpu_consumers.core.effects import Effect, Receipt
+from gpu_consumers.core.effects import CopySent, Effect, Receipt
 from gpu_consumers.core.emission import Emission
 from gpu_consumers.core.engine_circuit import EngineCircuit
+from gpu_consumers.core.giving_away import GivingAway
 from gpu_consumers.core.lanes import Lanes
 from gpu_consumers.core.pool_shares import PoolShares
 from gpu_consumers.core.remembered import MAX_RECENT, Remembered
@@ -54,6 +55,10 @@ class WorkerCore:
         self._attempts = Attempts(
             self._works, self._slots, self._remembered, self._emission, self._effects, mint_attempt_id
         )
+        self._giving_away = GivingAway(
+            config, self._works, self._slots, self._lanes, self._emission.prefixes, observer, self._effects,
+            self._queue_again, self._attempts.forget,
+        )  # fmt: skip
         self._scopes: dict[Scope, Scope] = {}
         self._counts_since_ms = 0
         """Tells this worker's counts from those of an earlier one of its name."""
@@ -149,6 +154,22 @@ class WorkerCore:
             else:
                 self._attempts.halt(work, now_ms)
 
+    # Other workers
+
+    def heard(self, state: WorkerState) -> None:
+        """A heartbeat of any worker, also its own; in order per worker."""
+        self._giving_away.heard(state)
+        if ahead := self._shares.heard(state, self._counts_since_ms):
+            self._slots.restore(ahead)
+
+    def buried(self, worker_id: str) -> None:
+        """It has left, or was lost."""
+        self._giving_away.buried(worker_id)
+        self._shares.buried(worker_id)
+
+    def _queue_again(self, work: Work, now_ms: int) -> None:
+        self._attempts.queue(work, now_ms, front=True)
+
     # Time
 
     def tick(self, now_ms: int) -> None:
@@ -161,6 +182,8 @@ class WorkerCore:
             self._observer.started(given.item.lane, given.why, now_ms - given.item.queued_at_ms)
             self._attempts.start(given, now_ms)
         self._attempts.look_up(now_ms)
+        if not self._attempts.is_draining:
+            self._giving_away.tick(now_ms)
 
     def _may_give(self, now_ms: int) -> bool:
         return self._attempts.may_start and self._circuit.lets_in(now_ms, self._works.held.silent_requests)
@@ -189,11 +212,17 @@ class WorkerCore:
 
     def delivered(self, receipt: Receipt, offset: int, now_ms: int) -> None:
         """Kafka acknowledged a record."""
-        self._attempts.delivered(receipt, offset, now_ms)
+        if isinstance(receipt, CopySent):
+            self._giving_away.delivered(receipt, now_ms)
+        else:
+            self._attempts.delivered(receipt, offset, now_ms)
 
     def undelivered(self, receipt: Receipt, now_ms: int, *, is_too_large: bool = False) -> None:
         """Delivery failed for good. Raises RuntimeError for a dead letter: nothing else can be done with it."""
-        self._attempts.undelivered(receipt, now_ms, is_too_large=is_too_large)
+        if isinstance(receipt, CopySent):
+            self._giving_away.undelivered(receipt, now_ms)
+        else:
+            self._attempts.undelivered(receipt, now_ms, is_too_large=is_too_large)
 
     # The engine
 
@@ -244,16 +273,7 @@ class WorkerCore:
         """Stops every attempt without an ending; whoever reads the lanes next takes over. The last call."""
         self._attempts.hand_over()
 
-    # Heartbeats
-
-    def worker_tells(self, state: WorkerState) -> None:
-        """A heartbeat of any worker, its own too; in order per worker."""
-        if ahead := self._shares.heard(state, self._counts_since_ms):
-            self._slots.restore(ahead)
-
-    def worker_buried(self, worker_id: str) -> None:
-        """It says no more."""
-        self._shares.buried(worker_id)
+    # Its own heartbeat
 
     def state(
         self,
@@ -283,6 +303,7 @@ class WorkerCore:
             queued_of=self._slots.tokens_of,
             waiting_of=self._slots.slots_of,
             queues=queues,
+            moved=self._giving_away.moved(now_ms),
             counts_since_ms=self._counts_since_ms,
             given_of=self._slots.given_of(),
             ahead_of=self._slots.ahead_of(),

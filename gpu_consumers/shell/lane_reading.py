@@ -1,4 +1,8 @@
-"""One membership in the group that reads a pool's lanes: records to the core, commits from it."""
+"""Membership in the group that reads a pool's lanes: records to the core, commits from it.
+
+A worker is a member for each lane. The group's partitions are balanced by their number alone, of those who subscribe
+to the same: one member for all lanes would be given whole lanes, and another none of them.
+"""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -6,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 import structlog
 
 from gpu_consumers.core.worker_core import WorkerCore
-from schemas.request import LANES
+from schemas.request import LANES, Lane
 from streams.log.consumer_thread import ConsumerThread
 from streams.log.port import Committed, LogError, TopicPartition
 
@@ -17,17 +21,19 @@ _log = structlog.get_logger()
 
 
 class LaneReading:
-    """`on_partitions` is called when they changed, `after_event` when the core was told something."""
+    """One lane."""
 
     def __init__(
         self,
         core: WorkerCore,
+        lane: Lane,
         consumer: ConsumerThread,
         now_ms: Callable[[], int],
         after_event: Callable[[], None],
         on_partitions: Callable[[], None],
     ) -> None:
         self._core = core
+        self._topic = core.config.topics.lane(core.config.pool, lane).name
         self._consumer = consumer
         self._now_ms = now_ms
         self._after_event = after_event
@@ -36,9 +42,8 @@ class LaneReading:
 
     async def read(self, goes_on: Callable[[], bool]) -> None:
         """Joins, and reads while `goes_on`. Raises LogError."""
-        config = self._core.config
         await self._consumer.subscribe(
-            [config.topics.lane(config.pool, lane).name for lane in LANES],
+            [self._topic],
             on_assign=self._on_assign,
             on_revoke=self._on_revoke,
             on_lost=self._on_lost,
@@ -57,11 +62,11 @@ class LaneReading:
                 self._core.lane_records(records, self._now_ms())
                 self._after_event()
 
-    async def commit(self) -> None:
-        """What may be committed now, if there is anything."""
-        commits = self._core.to_commit()
-        if await self._committed(commits):
-            self._core.committed(commits)
+    async def commit(self, commits: Mapping[TopicPartition, Committed]) -> None:
+        """Of these what is of its lane."""
+        own = {source: commit for source, commit in commits.items() if source.topic == self._topic}
+        if await self._committed(own):
+            self._core.committed(own)
 
     async def leave(self) -> None:
         await self._consumer.close()
@@ -107,10 +112,51 @@ class LaneReading:
 
     async def _share(self) -> None:
         """Pauses the partitions of lanes over their share and resumes the others."""
-        over = self._core.over_share()
+        over = {source for source in self._core.over_share() if source.topic == self._topic}
         if stop := over - self._paused:
             self._paused |= stop
             await self._consumer.pause(stop)
         if go_on := self._paused - over:
             self._paused -= go_on
             await self._consumer.resume(go_on)
+
+
+class LanesReading:
+    """All lanes of the worker's pool. `open_lane` makes a member, which `leave` closes. `on_partitions` is called when
+    they changed, `after_event` when the core was told something.
+    """
+
+    def __init__(
+        self,
+        core: WorkerCore,
+        open_lane: Callable[[Lane], ConsumerThread],
+        now_ms: Callable[[], int],
+        after_event: Callable[[], None],
+        on_partitions: Callable[[], None],
+    ) -> None:
+        self._core = core
+        self._lanes = [
+            LaneReading(core, lane, open_lane(lane), now_ms, after_event, on_partitions) for lane in LANES
+        ]  # fmt: skip
+
+    async def read(self, goes_on: Callable[[], bool]) -> None:
+        """Joins, and reads while `goes_on`. Raises LogError."""
+        tasks = [asyncio.create_task(lane.read(goes_on)) for lane in self._lanes]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def commit(self) -> None:
+        """What may be committed now, if there is anything."""
+        commits = self._core.to_commit()
+        await asyncio.gather(*(lane.commit(commits) for lane in self._lanes))
+
+    async def leave(self) -> None:
+        """Raises what a member could not be closed for, once all are."""
+        left = await asyncio.gather(*(lane.leave() for lane in self._lanes), return_exceptions=True)
+        for error in left:
+            if isinstance(error, BaseException):
+                raise error

@@ -4,13 +4,14 @@ What a gateway knows of a queue are heartbeats, of which there is one a second f
 """
 
 import asyncio
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 import structlog
 
+from schemas.generated import QueueAhead
 from schemas.request import Lane
 from schemas.responses import Started
 from schemas.worker import WorkerState
@@ -31,6 +32,7 @@ MAX_WAITERS: Final = 10_000
 MAX_TENANT_WAITERS: Final = MAX_WAITERS // 4
 """Of them: one tenant's backlog leaves places to others."""
 TOLD_AT_ONCE: Final = 200
+MAX_MOVED: Final = 2 * MAX_WAITERS
 
 _log = structlog.get_logger()
 
@@ -100,6 +102,7 @@ class Queues:
         self._asked_at_ms = 0
         self._workers: dict[str, WorkerState] = {}
         self._drains: dict[str, DrainWindow] = {}
+        self._moved: OrderedDict[str, QueueAhead] = OrderedDict()
 
     def enter(
         self, started: Started, follower: Follower, on_news: Callable[[QueuePlace], None] | None = None
@@ -130,9 +133,10 @@ class Queues:
 
     def place(self, started: Started) -> QueuePlace | None:
         """Of a response that has no token yet; None where that cannot be told (any more), or nothing was before it."""
-        queued = started.queued
-        if queued is None:
+        if started.queued is None:
             return None
+        # A worker that fell behind may have given it to another, whose queue it waits in since.
+        queued = self._moved.get(started.response_id, started.queued)
         self._asked_at_ms = monotonic_ms()
         self._asked.set()
         state = self._workers.get(queued.worker_id)
@@ -172,6 +176,7 @@ class Queues:
                 await asyncio.sleep(LOOK_EVERY_S)
         finally:
             self._workers, self._drains = {}, {}
+            self._moved.clear()
             if heartbeats is not None:
                 # After a look that may still run: both are the thread's.
                 thread.submit(heartbeats.close)
@@ -179,6 +184,10 @@ class Queues:
     def _learn(self, said: list[WorkerState], workers: dict[str, WorkerState]) -> None:
         self._drains = learned(self._drains, said, workers)
         self._workers = {worker_id: state for worker_id, state in workers.items() if worker_id in self._drains}
+        for state in said:
+            self._moved.update(state.moved)
+        while len(self._moved) > MAX_MOVED:
+            self._moved.popitem(last=False)
 
     async def _tell(self) -> None:
         for number, waiter in enumerate(list(self._waiters), 1):

@@ -48,9 +48,12 @@ class Region:
     kafka: KafkaSettings
     redis_url: str
     name: str
+    lane_partitions: int = 2
 
     def __post_init__(self) -> None:
-        self.topics = Topics(self.name, ["pool"], Partitions(lane=2, generated=2, responses=2, control=1))
+        self.topics = Topics(
+            self.name, ["pool"], Partitions(lane=self.lane_partitions, generated=2, responses=2, control=1)
+        )
         provision(self.kafka, self.topics.all([]))
         self.producer = ProducerThread(KafkaProducer(self.kafka, "test"))
         self.reader = KafkaConsumer(self.kafka, None, "test-reader")
@@ -82,7 +85,8 @@ class Region:
             }
         )
         lane_topic = self.topics.lane("pool", lane).name
-        await self.producer.send(lane_topic, admitted.encode(), key=response_id, partition=number % 2)
+        partition = number % self.lane_partitions
+        await self.producer.send(lane_topic, admitted.encode(), key=response_id, partition=partition)
         return response_id
 
     async def cancel(self, response_id: str) -> None:
@@ -130,7 +134,11 @@ class Region:
 
     def committed(self) -> int:
         group = KafkaConsumer(self.kafka, f"{self.name}.workers.pool", "test-offsets")
-        partitions = [TopicPartition(self.topics.lane("pool", lane).name, n) for lane in LANES for n in range(2)]
+        partitions = [
+            TopicPartition(self.topics.lane("pool", lane).name, number)
+            for lane in LANES
+            for number in range(self.lane_partitions)
+        ]
         total = sum(position.offset or 0 for position in group.committed(partitions).values())
         group.close()
         return total
@@ -164,8 +172,8 @@ class Running:
         self.engine = simulated_engine(engine)
         self.ports = Ports(
             self.engine,
-            lambda: ConsumerThread(
-                KafkaConsumer(kafka, f"{region.name}.workers.pool", worker_id, fetch_wait_ms=20)
+            lambda lane: ConsumerThread(
+                KafkaConsumer(kafka, f"{region.name}.workers.pool", f"{worker_id}-{lane.value}", fetch_wait_ms=20)
             ),
             ConsumerThread(KafkaConsumer(kafka, None, f"{worker_id}-control", fetch_wait_ms=20)),
             ProducerThread(KafkaProducer(kafka, worker_id)),

@@ -10,7 +10,7 @@ from benchmarks.readme import refreshed
 
 
 def content(*reports: Report) -> dict[str, Any]:
-    return {"measured_on": "2026-11-22", "machine": {}, "reports": {each.name: each.as_json() for each in reports}}
+    return {"machine": {}, "reports": {each.name: {"measured_on": "2026-11-22", **each.as_json()} for each in reports}}
 
 
 def test_costs_are_cpu_times_by_process_and_no_ratio_of_them() -> None:

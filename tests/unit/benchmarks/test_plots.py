@@ -38,8 +38,11 @@ def measured() -> dict[str, Any]:
     bursts.add_ratio("8 at once, first token p50, pipeline / thin server", of, over, 0.1)
     fan_out.add("CPU per token: kafka", 2.0, "µs")
     fan_out.add("CPU per token: gateway-1", 10.0, "µs")
-    reports = {report.name: report.as_json() for report in (bursts, fairness, fan_out, prefix_routing)}
-    return {"measured_on": "2026-11-22", "machine": {}, "reports": reports}
+    reports = {
+        report.name: {"measured_on": "2026-11-22", **report.as_json()}
+        for report in (bursts, fairness, fan_out, prefix_routing)
+    }
+    return {"machine": {}, "reports": reports}
 
 
 def test_they_show_bursts_by_server_and_percentile_and_what_a_token_costs() -> None:

@@ -1,20 +1,17 @@
-"""Workers in virtual time over the in-memory log: crashes, rebalances, dying engines and lost claims as data.
-
-A judge stands where post-safety stands: it folds `generated` with the accepted-prefix rule and answers void fences.
-"""
+"""Workers in virtual time over the in-memory log: crashes, rebalances, dying engines and lost claims as data."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from itertools import accumulate, count
 from typing import Any, Literal
 
-from gpu_consumers.core.claims import Claim, ClaimTable
+from gpu_consumers.core.claims import Claim
 from gpu_consumers.core.config import CoreConfig
 from gpu_consumers.core.effects import (
     Abort,
     AskClaim,
     AskReadBack,
+    CopySent,
     Effect,
     FinishClaim,
     Publish,
@@ -22,200 +19,51 @@ from gpu_consumers.core.effects import (
     Submit,
 )
 from gpu_consumers.core.finished_offsets import decode
+from gpu_consumers.core.membership import BEAT_MS
 from gpu_consumers.core.takeover import PartitionReadBack
 from gpu_consumers.core.worker_core import WorkerCore
-from gpu_consumers.engines.port import EngineDelta, EngineDied, EngineRequest
-from gpu_consumers.engines.simulated import SimulatedCore, SimulatedEngineSettings
-from schemas.base import Scope
-from schemas.control import AttemptVoid, Cancel, Halt
+from gpu_consumers.engines.port import EngineDelta, EngineDied, EngineStats
+from gpu_consumers.engines.simulated import SimulatedCore
 from schemas.endings import EndingCode
-from schemas.generated import GENERATED, Ending, Fence, FinishReason, Frame, Opened
-from schemas.request import LANES, AdmittedRequest, Lane, ReplyTo, Sampling
-from streams.accepted_prefix import AcceptedPrefix
-from streams.log.memory import MemoryConsumer, MemoryLog
+from schemas.request import LANES, AdmittedRequest
+from schemas.worker import WorkerState
+from streams.log.memory import MemoryConsumer
 from streams.log.port import Committed, TopicPartition
-from streams.topics import Partitions, Topics
-from tests.unit.gpu_consumers.engines.simulated_runs import run
+from tests.unit.gpu_consumers.region import (
+    COALESCE_MS,
+    CONFIG,
+    DIMENSIONS,
+    ENGINE,
+    LEASE_MS,
+    NOW_MS,
+    SCOPE,
+    TOPICS,
+    Region,
+    delta,
+)
 
-TOPICS = Topics("test", ["pool"], Partitions(lane=2, generated=2, control=1))
-SCOPE = Scope(tenant_id="acme", traceparent="00-trace")
-ENGINE = SimulatedEngineSettings(ttft_ms=20, prompt_token_us=0, inter_token_ms=20, step_ms=20, kv_blocks=1_000)
-LEASE_MS = 4_000
-NOW_MS = 1_000_000
-COALESCE_MS = 50
-"""Every story is told with rows that wait: up to three steps of this engine, also of a single stream."""
-DIMENSIONS = 128
-CONFIG = CoreConfig(
-    worker_id="w", pool="pool", model="m", engine="simulated", topics=TOPICS, home_partitions=(0,), lease_ms=LEASE_MS,
-    max_running=4, healthy_buffer=0, max_uncommitted_records=100, max_uncommitted_bytes=10**6, coalesce_ms=COALESCE_MS,
-    coalesce_rows_per_s=1,
-)  # fmt: skip
+__all__ = [
+    "CONFIG",
+    "ENGINE",
+    "LEASE_MS",
+    "NOW_MS",
+    "SCOPE",
+    "TOPICS",
+    "CopyFault",
+    "Died",
+    "Fleet",
+    "Region",
+    "Worker",
+    "check",
+    "delta",
+]
 
-
-def delta(attempt_id: str, *texts: str, choice: int = 0, finish: FinishReason = "", **more: Any) -> EngineDelta:
-    """What an engine adds to a choice: a token for each text."""
-    ends = [*accumulate(map(len, texts))]
-    return EngineDelta(attempt_id, choice, [7] * len(texts), "".join(texts), ends, finish, **more)
+CopyFault = Literal["dies", "dies once told", "told as lost", "told late"]
+"""Of a worker, once the copy of a request that it gives away is in the log."""
 
 
 class Died(BaseException):
     """A scripted SIGKILL between two effects."""
-
-
-@dataclass
-class Region:
-    """The log, the claims and the clock that all workers share."""
-
-    now_ms: int = NOW_MS
-    claims: ClaimTable = field(default_factory=lambda: ClaimTable(LEASE_MS))
-    claims_up: bool = True
-    claims_lost: bool = False
-    requests: dict[str, AdmittedRequest] = field(default_factory=dict)
-    poison: dict[int, bool] = field(default_factory=dict)
-    poison_after: int = 0
-    """So many tokens of an answer are harmless."""
-    """First tokens of prompts that kill the engine, before they get a token; True: and its worker."""
-    voids_are_late: bool = False
-    """Until `say_voids`, as when post-safety is away."""
-    commits_checked: int = 0
-
-    def __post_init__(self) -> None:
-        self.log = MemoryLog(lambda: self.now_ms)
-        for topic in TOPICS.all([]):
-            self.log.create_topic(topic.name, topic.partitions)
-        self.ids = count(1)
-        self._judged = [0] * TOPICS.generated.partitions
-        self._workers: dict[str, str] = {}
-        self._late_voids: list[AttemptVoid] = []
-        self.prefixes: dict[str, AcceptedPrefix] = {}
-        self.text: dict[str, list[str]] = {}
-        self.tokens: dict[str, list[int]] = {}
-        self.of_choice: dict[tuple[str, int], list[int]] = {}
-
-    def request(
-        self,
-        lane: Lane = Lane.STANDARD,
-        *,
-        max_tokens: int = 12,
-        deadline_ms: int = 10**9,
-        partition: int = 0,
-        choices: int = 1,
-        inputs: int = 0,
-        prompt: int = 4,
-        tenant_id: str = SCOPE.tenant_id,
-        weight: int = 1,
-        begins: int | None = None,
-        **sampling: Any,
-    ) -> str:
-        """With `inputs` so many texts of three tokens, to be embedded, else with a prompt of so many, of which the
-        first is `begins`; none begins as another one does where that is left out.
-        """
-        number = len(self.requests)
-        response_id, generated_partition = f"resp_test-0_{number:032x}", number % 2
-        token_ids = [*range(10, 10 + 3 * inputs)] if inputs else [begins or 1_000 + number, *range(7, 6 + prompt)]
-        common: dict[str, Any] = {
-            "response_id": response_id, "scope": SCOPE.model_copy(update={"tenant_id": tenant_id}),
-            "endpoint": "embeddings" if inputs else "chat.completions",
-            "model": "m", "requested_model": "m", "pool": "pool", "lane": lane, "reply_to": ReplyTo(partition=0),
-            "max_tokens": 0 if inputs else max_tokens, "choices": choices, "accepted_at_ms": self.now_ms,
-            "admitted_at_ms": self.now_ms, "deadline_ms": deadline_ms,
-        }  # fmt: skip
-        opened = Opened(**common, lane_partition=partition, prompt_tokens=len(token_ids), reserved_tokens=0)
-        offset = self.log.append(TOPICS.generated.name, opened.encode(), partition=generated_partition)
-        admitted = self.requests[response_id] = AdmittedRequest(
-            **common, prompt_token_ids=token_ids, input_ends=[*range(3, 3 * inputs + 1, 3)],
-            sampling=Sampling.model_validate({"ignore_eos": True, **sampling}),
-            generated_partition=generated_partition, opened_offset=offset, weight=weight,
-        )  # fmt: skip
-        self.log.append(TOPICS.lane("pool", lane).name, admitted.encode(), partition=partition)
-        return response_id
-
-    def control(self, record: Cancel | Halt | AttemptVoid) -> None:
-        self.log.append(TOPICS.control.name, record.encode())
-
-    def cancel(self, response_id: str) -> None:
-        self.control(Cancel(response_id=response_id, scope=SCOPE, reason="client", requested_at_ms=self.now_ms))
-
-    def judge(self) -> None:
-        """Folds what is new on `generated`, and answers fences that do not count."""
-        for partition in range(TOPICS.generated.partitions):
-            records = self.log.records(TOPICS.generated.name, partition)[self._judged[partition] :]
-            self._judged[partition] += len(records)
-            for record in records:
-                self._fold(GENERATED.validate_json(record.value or b""), record.offset)
-
-    def _fold(self, record: Opened | Fence | Frame | Ending, offset: int) -> None:
-        if isinstance(record, Opened):
-            self.prefixes[record.response_id] = AcceptedPrefix(record.choices)
-            self.text[record.response_id] = []
-            self.tokens[record.response_id] = []
-            for choice in range(record.choices):
-                self.of_choice[record.response_id, choice] = []
-        elif isinstance(record, Fence):
-            prefix = self.prefixes[record.response_id]
-            self._workers[record.attempt_id] = record.worker_id
-            displaced = prefix.attempt_id
-            verdict = prefix.fence(record, offset)
-            if verdict != "current":
-                self._say_void(record.response_id, record.attempt_id, verdict)
-            elif displaced not in (None, record.attempt_id):
-                self._say_void(record.response_id, displaced, "superseded")
-        elif isinstance(record, Ending):
-            self.prefixes[record.response_id].ending(record)
-        else:
-            for row, response_id in enumerate(record.response_id):
-                tokens = record.token_ids[row]
-                prefix = self.prefixes[response_id]
-                before = prefix.accepted_tokens
-                _, known = prefix.row(
-                    record.attempt_id[row], record.choice[row], record.first_sequence[row], len(tokens),
-                    record.finish[row],
-                )  # fmt: skip
-                if prefix.accepted_tokens > before:
-                    cut = record.text_ends[row][known - 1] if known else 0
-                    self.text[response_id].append(record.text[row][cut:])
-                    self.tokens[response_id].extend(tokens[known:])
-                    self.of_choice[response_id, record.choice[row]].extend(tokens[known:])
-
-    def _say_void(
-        self, response_id: str, attempt_id: str, why: Literal["tokens_precede", "superseded", "ended"]
-    ) -> None:
-        void = AttemptVoid(
-            response_id=response_id, scope=SCOPE, attempt_id=attempt_id, worker_id=self._workers[attempt_id], why=why,
-            begun_offset=self.prefixes[response_id].begun_offset,
-        )  # fmt: skip
-        if self.voids_are_late:
-            self._late_voids.append(void)
-        else:
-            self.control(void)
-
-    def say_voids(self) -> None:
-        """From now on at once."""
-        self.voids_are_late = False
-        while self._late_voids:
-            self.control(self._late_voids.pop(0))
-
-    def terminal(self, response_id: str) -> EndingCode | None:
-        self.judge()
-        return self.prefixes[response_id].terminal
-
-    def open_responses(self) -> list[str]:
-        return [response_id for response_id in self.requests if self.terminal(response_id) is None]
-
-    def records(self, topic: str, kind: type[Any], adapter: Any) -> list[Any]:
-        found = (adapter.validate_json(record.value or b"") for record in self.log.records(topic))
-        return [record for record in found if isinstance(record, kind)]
-
-    def answers_to(self, response_id: str) -> list[list[int]]:
-        """What the engine says, undisturbed: of each choice."""
-        engine = SimulatedCore(ENGINE)
-        request = self.requests[response_id]
-        asked = EngineRequest("r", list(request.prompt_token_ids), request.sampling, request.max_tokens)
-        engine.submit(replace(asked, choices=request.choices), 0.0)
-        answers: list[list[int]] = [[] for _ in range(request.choices)]
-        for delta in run(engine):
-            answers[delta.choice] += delta.token_ids
-        return answers
 
 
 class Worker:
@@ -255,10 +103,21 @@ class Worker:
         self.killed_with: list[int] = []
         """Of each death: how many answers that had said something were in the engine."""
         self.late_rounds = 0
+        self.slower = 1.0
+        """So many times slower than others its engine is."""
+        self._lag_ms, self._stepped_at_ms = 0.0, region.now_ms
+        self.copies: list[str] = []
+        """What it gave to other workers, as far as that is in the log."""
+        self.copy_fault: CopyFault | Literal[""] = ""
+        self.late_copies: list[CopySent] = []
         self.producer = region.log.producer(f"{worker_id}-producer")
         self.lanes: MemoryConsumer = region.log.consumer("workers.pool", worker_id)
         self.control = region.log.consumer(None, f"{worker_id}-control", reset="earliest")
         self.control.assign({TopicPartition(TOPICS.control.name, 0): 0})
+        self.beats = region.log.producer(f"{worker_id}-beats")
+        self.others = region.log.consumer(None, f"{worker_id}-others")
+        self.others.assign({TopicPartition(TOPICS.workers.name, 0): len(region.log.records(TOPICS.workers.name))})
+        self.next_beat_ms = 0
         self.lanes.subscribe(
             [TOPICS.lane("pool", lane).name for lane in LANES],
             on_assign=self._assigned,
@@ -292,15 +151,49 @@ class Worker:
                 records = self.region.log.records(partition.topic, partition.partition)
                 for record in [*records[: commit.offset], *(records[offset] for offset in above)]:
                     response_id = AdmittedRequest.model_validate_json(record.value or b"").response_id
-                    assert self.region.terminal(response_id) is not None, "a commit passed unfinished work"
+                    has_ended = self.region.terminal(response_id) is not None
+                    assert has_ended or self._is_elsewhere(response_id, commits), "a commit passed unfinished work"
                     self.region.commits_checked += 1
         offsets = {partition: commit.offset for partition, commit in commits.items() if commit.offset is not None}
         self.lanes.commit(offsets, metadata={partition: commits[partition].metadata for partition in offsets})
         self.core.committed(commits)
 
+    def _is_elsewhere(self, response_id: str, commits: dict[TopicPartition, Committed]) -> bool:
+        """Whether a record of it stands where no commit has passed it: it was given to another worker."""
+        sources = [
+            TopicPartition(topic.name, number)
+            for topic in (TOPICS.lane("pool", lane) for lane in LANES)
+            for number in range(topic.partitions)
+        ]
+        for source, commit in {**self.lanes.committed(sources), **commits}.items():
+            begun = commit.offset or 0
+            passed = {offset for ended in decode(begun, commit.metadata) for offset in ended}
+            for record in self.region.log.records(source.topic, source.partition)[begun:]:
+                if record.key == response_id.encode() and record.offset not in passed:
+                    return True
+        return False
+
+    def _beat(self, now_ms: int) -> None:
+        """Says how it stands, and hears how others do."""
+        if now_ms >= self.next_beat_ms:
+            self.next_beat_ms = now_ms + BEAT_MS
+            stats = self.engine.stats() if self.engine is not None else EngineStats()
+            life: Literal["ready", "starting"] = "ready" if self.engine is not None else "starting"
+            state = self.core.state(life, stats, 0.0, True, now_ms)
+            self.beats.produce(TOPICS.workers.name, state.encode(), key=state.worker_id)
+            self.beats.poll()
+        for record in self.others.poll(100, 0):
+            self.core.heard(WorkerState.model_validate_json(record.value or b""))
+
+    @property
+    def _engine_s(self) -> float:
+        return (self.region.now_ms - self._lag_ms) / 1_000
+
     def step(self) -> None:
         region, core = self.region, self.core
         now_ms = region.now_ms
+        self._lag_ms += (now_ms - self._stepped_at_ms) * (1 - 1 / self.slower)
+        self._stepped_at_ms = now_ms
         if self.engine is None and self.engine_starts:
             self.engine = self._new_engine()
             core.engine_tells(self.engine.stats(), now_ms)
@@ -316,6 +209,7 @@ class Worker:
         self.lanes.pause(over)
         self.lanes.resume(set(self.lanes.assignment()) - over)
         core.lane_records(self.lanes.poll(10, 0), now_ms)
+        self._beat(now_ms)
         core.control_records(self.control.poll(100, 0), now_ms)
         self._run_effects()
         try:
@@ -327,7 +221,7 @@ class Worker:
             elif self.engine is not None:
                 if region.poison:
                     self._take_poison(self.engine)
-                core.deltas(self.engine.step(now_ms / 1_000), now_ms * 1_000)
+                core.deltas(self.engine.step(self._engine_s), now_ms * 1_000)
         except EngineDied:
             self.engine = None
             self.deaths += 1
@@ -339,6 +233,28 @@ class Worker:
         self._run_effects()
         self.producer.poll()
         self._commit(core.to_commit())
+
+    def _is_struck(self, receipt: CopySent) -> bool:
+        """A copy stands in the log: what becomes of that."""
+        self.copies.append(receipt.response_id)
+        fault, self.copy_fault = self.copy_fault, ""
+        if fault == "dies":
+            raise Died
+        if fault == "told as lost":
+            self.core.undelivered(receipt, self.region.now_ms)
+        elif fault == "dies once told":
+            self.core.delivered(receipt, 0, self.region.now_ms)
+            raise Died
+        elif fault == "told late":
+            self.copy_fault = fault
+            self.late_copies.append(receipt)
+        return bool(fault)
+
+    def tell_copies(self) -> None:
+        """What was told late."""
+        self.copy_fault = ""
+        while self.late_copies:
+            self.core.delivered(self.late_copies.pop(0), 0, self.region.now_ms)
 
     def _take_poison(self, engine: SimulatedCore) -> None:
         live = [running for choices in engine._requests.values() for running in choices.values()]
@@ -367,6 +283,8 @@ class Worker:
                 def on_delivery(offset: int | None, error: object) -> None:
                     if receipt is None:
                         return
+                    if isinstance(receipt, CopySent) and self._is_struck(receipt):
+                        return
                     if offset is None:
                         core.undelivered(receipt, region.now_ms)
                     else:
@@ -390,11 +308,11 @@ class Worker:
             case Submit(request):
                 self.submitted.append(request.request_id)
                 if self.engine is not None:
-                    self.engine.submit(request, now_ms / 1_000)
+                    self.engine.submit(request, self._engine_s)
             case Abort(attempt_id):
                 self.aborted.append(attempt_id)
                 if self.engine is not None:
-                    self.engine.abort(attempt_id, now_ms / 1_000)
+                    self.engine.abort(attempt_id, self._engine_s)
             case FinishClaim():
                 if region.claims_up:
                     region.claims.finish(self.incarnation, effect)

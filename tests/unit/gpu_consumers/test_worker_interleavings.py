@@ -11,9 +11,15 @@ from schemas.request import LANES, Lane
 from streams.log.memory import Fault, FaultKind
 from tests.unit.gpu_consumers.fleet import LEASE_MS, TOPICS, Fleet, check
 
+COPY_FAULTS = ("", "dies", "dies once told", "told as lost", "told late")
+"""Of a worker that gives requests to the other."""
+
 ACTIONS = st.one_of(
     st.tuples(st.just("request"), st.sampled_from(LANES), st.integers(2, 30)),
     st.tuples(st.just("several"), st.sampled_from(LANES), st.integers(2, 6)),
+    st.tuples(st.just("backlog"), st.integers(0, 1), st.integers(10, 30)),
+    st.tuples(st.just("slow"), st.sampled_from("ab"), st.sampled_from([1, 20])),
+    st.tuples(st.just("copies"), st.sampled_from("ab"), st.sampled_from(COPY_FAULTS)),
     st.tuples(st.just("cancel"), st.integers(0, 9), st.just(0)),
     st.tuples(st.just("poison"), st.integers(0, 9), st.integers(0, 1)),
     st.tuples(st.just("run"), st.sampled_from([20, 100, 400, 3_000]), st.just(0)),
@@ -45,6 +51,9 @@ def play(script: list[tuple[Any, ...]], fleet: Fleet) -> None:
             region.request(which, max_tokens=size, partition=size % 2)
         elif what == "several":
             region.request(which, max_tokens=5 + size, partition=size % 2, choices=size)
+        elif what == "backlog":
+            for _ in range(size):
+                region.request(partition=which)
         elif what == "cancel" and which < len(region.requests):
             region.cancel(list(region.requests)[which])
         elif what == "poison" and which < len(region.requests):
@@ -76,6 +85,11 @@ def play(script: list[tuple[Any, ...]], fleet: Fleet) -> None:
             continue
         elif what == "crash_at_effect":
             worker.dies_after = size
+        elif what == "slow":
+            worker.slower = size
+        elif what == "copies":
+            worker.tell_copies()
+            worker.copy_fault = size
         elif what == "lost":
             worker.lanes.drop()
         elif what == "stopped":
@@ -105,7 +119,8 @@ def play_to_the_end(script: list[tuple[Any, ...]], fleet: Fleet) -> None:
     fleet.region.claims_up = True
     fleet.region.say_voids()
     for worker in fleet.workers.values():
-        worker.engine_starts = True
+        worker.engine_starts, worker.slower = True, 1
+        worker.tell_copies()
     fleet.settle("ab")
     check(fleet.region)
 
@@ -139,6 +154,17 @@ def play_to_the_end(script: list[tuple[Any, ...]], fleet: Fleet) -> None:
         ("several", Lane.STANDARD, 6), ("run", 100, 0), ("engine_dies", "a", 0), ("engine_dies", "b", 0),
     ],
     4,
+)  # fmt: skip
+@example([("backlog", 0, 20), ("slow", "a", 20), ("slow", "b", 20), ("run", 3_000, 0), ("slow", "b", 1)] * 2, 1)
+@example(
+    # One of them gives some away, dies before it says so, and the partitions move while both copies are there.
+    [
+        ("run", 100, 0), ("backlog", 0, 20), ("backlog", 1, 2), ("slow", "a", 20), ("slow", "b", 20),
+        ("copies", "a", "dies"), ("copies", "b", "dies"), ("run", 3_000, 0), ("rebalance", 0, 0), ("run", 400, 0),
+        ("copies", "a", "told late"), ("copies", "b", "told late"), ("run", 3_000, 0), ("crash", "a", 0),
+        ("run", 3_000, 0), ("copies", "b", ""),
+    ],
+    1,
 )  # fmt: skip
 def test_whatever_fails_nothing_is_lost_and_nothing_is_said_twice(
     script: list[tuple[Any, ...]], max_running: int

@@ -34,6 +34,16 @@ def window(*beats: WorkerState) -> DrainWindow:
     return made
 
 
+def test_what_went_to_another_worker_was_not_served_here() -> None:
+    """Four a second leave, of which three are given away."""
+    beats = []
+    for s in range(6):
+        queue = LaneQueue(waiting=9, left=4 * s, left_tokens=400 * s, spilled=3 * s, spilled_tokens=300 * s)
+        beats.append(beat(s * 1_000).model_copy(update={"queues": {Lane.STANDARD: queue}}))
+    assert window(*beats).drain() == Drain(1, 100)
+    assert window(*beats).waited_ms() == 5_000
+
+
 def test_what_waits_is_taken_at_a_rate() -> None:
     seen = window(*(beat(s * 1_000, standard=(5, 2 * s, 300 * s), batch=(9, 0, 0)) for s in range(6)))
     assert seen.drain() == Drain(2, 300)

@@ -15,11 +15,11 @@ from agents.admission.affinity import (
     Standing,
     best,
     cache_id,
-    score,
     within_bounds,
 )
 from schemas.base import Scope
 from schemas.request import Message, ReplyTo, Request, TextPart, Tool
+from streams.rendezvous import score
 
 texts = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20)
 names = st.sampled_from([f"worker-{number}" for number in range(12)])

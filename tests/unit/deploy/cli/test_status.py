@@ -32,7 +32,9 @@ def beat(second: int, worker_id: str = "worker-1", **fields: Any) -> WorkerState
             "worker_id": worker_id, "pool": "default", "model": "m", "engine": "simulated", "state": "ready",
             "beat_at_ms": NOW + second * 1_000, "lease_ms": 4_000, "counts_since_ms": 1, "running": 2, "max_running": 8,
             "waiting": 9, "kv_blocks_used": 30, "kv_blocks_total": 40, "prompt_tokens": 80, "cached_tokens": 20,
-            "queues": {"interactive": {}, "standard": {"waiting": 9, "left": 3 * second, "oldest_ms": 2_500}},
+            "queues": {
+                "interactive": {}, "standard": {"waiting": 9, "left": 3 * second, "oldest_ms": 2_500, "spilled": 5},
+            },
             "given_of": {"standard": {"acme": 300 * second, "umbrella": 100 * second}}, **fields,
         }
     )  # fmt: skip
@@ -87,15 +89,15 @@ def test_people_see_levels_lanes_shares_and_workers() -> None:
         ["default", "umbrella", "25%", "400"],
     ]
     assert seen["workers"] == [
-        ["worker-1", "default", "ready", "2/8", "9", "0", "30/40", "25%"],
-        ["worker-2", "default", "gone", "2/8", "9", "0", "30/40", "25%"],
+        ["worker-1", "default", "ready", "2/8", "9", "5", "0", "30/40", "25%"],
+        ["worker-2", "default", "gone", "2/8", "9", "5", "0", "30/40", "25%"],
     ]
     assert seen["lag"] == [["local.workers.default", "local.inference.default.standard", "11"]]
 
 
 def test_people_see_whose_engine_fails() -> None:
-    failing = {"failing": {"until_ms": NOW, "failed": 11, "attempts": 20}}
-    seen = rows(stands(beat(4, **failing), beat(0, "worker-2", lease_ms=1, **failing)))
+    failing = {"until_ms": NOW, "failed": 11, "attempts": 20}
+    seen = rows(stands(beat(4, failing=failing), beat(0, "worker-2", lease_ms=1, failing=failing)))
     assert [row[2] for row in seen["workers"]] == ["engine fails (11 of 20)", "gone"]
 
 

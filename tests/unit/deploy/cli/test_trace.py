@@ -39,6 +39,7 @@ class Story:
         self.accepted_ms = parse_response_id(self.response_id).minted_at_ms or 0
         self.now_ms = self.accepted_ms
         self.fallback: Fallback | None = None
+        self.spilled: dict[str, int] = {}
         self.log = MemoryLog(lambda: self.now_ms)
         for topic in self.topics.all([]):
             self.log.create_topic(topic.name, topic.partitions)
@@ -78,7 +79,7 @@ class Story:
         kind = "fresh" if worker_id == "worker-1" else "takeover"
         return Fence(
             response_id=self.response_id, scope=SCOPE, attempt_id=f"att_{worker_id}", worker_id=worker_id, kind=kind,
-            stage_ms={"taken": self.accepted_ms + ms - 2, "worker": self.accepted_ms + ms},
+            stage_ms=self.spilled | {"taken": self.accepted_ms + ms - 2, "worker": self.accepted_ms + ms},
         )  # fmt: skip
 
     def frame(self, ms: int, first: int, *, finish: bool = False, worker_id: str = "worker-1") -> Frame:
@@ -187,6 +188,16 @@ def test_that_a_smaller_model_answers_is_told(story: Story) -> None:
     told, _ = story.told()
     admitted = "admitted for sluice-tiny, in the place of sluice-small (overloaded)"
     assert (9, admitted, "admission", "") in story.shown(told.steps())
+
+
+def test_that_a_worker_gave_it_to_another_is_told(story: Story) -> None:
+    story.spilled = {"spilled": story.accepted_ms + 14}
+    story.is_admitted()
+    story.begins()
+    told, _ = story.told()
+    steps = [step.what for step in told.steps()]
+    given = steps.index("given to another worker of its pool, before anybody had begun it")
+    assert steps.index("put into its lane (standard)") < given < steps.index("read from its lane")
 
 
 def test_every_step_of_an_answer_is_told_with_its_place_in_the_log(story: Story) -> None:

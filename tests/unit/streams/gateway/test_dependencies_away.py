@@ -100,5 +100,5 @@ async def test_what_a_gateway_gets_no_answer_from_is_shown(redis_url: str) -> No
             return told, {sample.labels["dependency"]: sample.value for sample in family.samples}
 
         assert await shown() == ([], {"admission": 0, "database": 0, "history": 0})
-        stack.runtime.gateway.circuit.timed_out(stack.runtime.gateway.circuit.enter(1))
+        stack.runtime.gateway.circuit.enter(1).timed_out()
         assert await shown() == (["admission"], {"admission": 1, "database": 0, "history": 0})

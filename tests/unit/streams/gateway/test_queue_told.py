@@ -45,6 +45,18 @@ def beat(stack: Stack, left: int, **fields: Any) -> None:
     stack.log.append(stack.settings.topics.workers.name, state.encode(), key=state.worker_id)
 
 
+async def test_who_was_given_to_another_worker_is_told_by_its_heartbeats(stack: Stack) -> None:
+    async with streaming(stack, "chat/completions", HELLO, **SSE) as (request, told):
+        await until(lambda: told.befores() == [6], "it is told at once")
+        there = QueueAhead(worker_id="worker-2", before=3, wait_ms=900, left=50, counts_since_ms=9)
+        beat(stack, 50, worker_id="worker-2", counts_since_ms=9)
+        beat(stack, 101, moved={request.response_id: there.model_dump()})
+        await until(lambda: told.befores() == [6, 3], "where it is now")
+        beat(stack, 110)
+        beat(stack, 52, worker_id="worker-2", counts_since_ms=9)
+        await until(lambda: told.befores() == [6, 3, 1], "two have gone there")
+
+
 class Told:
     """What has come of a stream so far."""
 
