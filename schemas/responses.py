@@ -11,7 +11,8 @@ from schemas.base import Echo, Milliseconds, Record, Scope, ScopedRecord, TokenC
 from schemas.brownout import Brownout
 from schemas.columns import are_calls, check_lengths, check_rows
 from schemas.endings import ENDINGS, EndingCode, Reached
-from schemas.generated import Fallback, Kind, QueueAhead, StoppedBy
+from schemas.fallback import Fallback
+from schemas.generated import Kind, QueueAhead, StoppedBy
 from schemas.logprobs import RowLogprobs, are_all_logprobs
 from schemas.request import MAX_CHOICES
 

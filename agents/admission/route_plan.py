@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from agents.admission.routing import Load, QueueBound, drain_ms, overloaded
-from schemas.generated import FallbackReason
+from schemas.fallback import FallbackReason
 from schemas.request import Lane
 from streams.directory import Model, Pool, Tier
 

@@ -37,7 +37,8 @@ from agents.safety.phrases import Match, PhraseSet
 from schemas.admission import Admission, Decision
 from schemas.brownout import Brownout
 from schemas.endings import EndingCode
-from schemas.generated import Fallback, QueueAhead
+from schemas.fallback import Fallback
+from schemas.generated import QueueAhead
 from schemas.request import Request
 from schemas.vectors import weight_tokens
 from schemas.verdict import Verdict

@@ -39,7 +39,7 @@ def test_rows_of_the_current_attempt_extend_the_prefix_and_a_finish_ends_it() ->
 def test_nothing_counts_before_the_first_fence() -> None:
     prefix = AcceptedPrefix()
     assert prefix.row("a", 0, 1, 1, "") == (RowVerdict.VOID, 0)
-    assert not prefix.ending(ending("a"))
+    assert prefix.ending(ending("a")) == "void"
     assert prefix == AcceptedPrefix()
 
 
@@ -139,9 +139,9 @@ def test_the_first_ending_that_counts_is_the_terminal() -> None:
     prefix = AcceptedPrefix()
     prefix.fence(fresh("a"), 0)
     prefix.fence(takeover("b"), 0)
-    assert not prefix.ending(ending("a"))
-    assert prefix.ending(ending(None, EndingCode.CANCELLED))
-    assert not prefix.ending(ending("b"))
+    assert prefix.ending(ending("a")) == "void"
+    assert prefix.ending(ending(None, EndingCode.CANCELLED)) == "terminal"
+    assert prefix.ending(ending("b")) == "void"
     assert prefix.fence(takeover("c"), 0) == "ended"
     assert prefix.row("b", 0, 1, 1, "") == (RowVerdict.VOID, 0)
     assert prefix.terminal is EndingCode.CANCELLED

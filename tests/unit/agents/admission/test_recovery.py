@@ -27,7 +27,8 @@ from schemas.admission import StandIn
 from schemas.base import Scope
 from schemas.brownout import PoolLevel
 from schemas.endings import EndingCode
-from schemas.generated import Ending, Fallback, Fence, Frame, Opened
+from schemas.fallback import Fallback
+from schemas.generated import Ending, Fence, Frame, Opened
 from schemas.request import Lane, ReplyTo
 from schemas.worker import WorkerState
 from streams.directory import Limits

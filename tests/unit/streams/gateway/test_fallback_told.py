@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from schemas.endings import EndingCode
-from schemas.generated import Fallback
+from schemas.fallback import Fallback
 from tests.unit.streams.gateway.gateway_stack import Stack
 from tests.unit.streams.gateway.http_clients import HELLO, client
 from tests.unit.streams.gateway.socket_clients import dial, hear_until_terminal, say
