@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from schemas.admission import Admission
+from schemas.admission import Admission, Move
 from schemas.batch import INTAKE, BatchResult
 from schemas.brownout import PoolLevel
 from schemas.control import CONTROL
@@ -122,6 +122,8 @@ class Topics:
         )
         # Jobs of tenants that have all of their places in the queues of the pools, so that others get by.
         self.aside = Topic(name("admission.aside"), "response id", Admission, p.intake, WORK_RETENTION_MS, extra=_PLAIN)
+        # Responses that failed before their first token: they go to another pool.
+        self.moved = Topic(name("admission.moved"), "response id", Move, p.requests, WORK_RETENTION_MS, extra=_PLAIN)
         # The only place where unreleased text stands.
         self.generated = Topic(
             name("generated"), "response id; worker id for frames", GENERATED, p.generated, WORK_RETENTION_MS,
@@ -185,8 +187,8 @@ class Topics:
         """Every topic that must exist, given the tenants that have results topics."""
         return [
             self.requests, self.intake_batch, self.batch_results, self.validated, self.reserved, self.screened,
-            self.aside, self.generated, self.responses, self.usage, self.control, self.workers, self.brownout,
-            self.verdicts, self.policies, self.parked, self.dead_letters,
+            self.aside, self.moved, self.generated, self.responses, self.usage, self.control, self.workers,
+            self.brownout, self.verdicts, self.policies, self.parked, self.dead_letters,
             *(self.jobs(pool) for pool in self.pools),
             *(self.lane(pool, lane) for pool in self.pools for lane in LANES),
             *(self.results(tenant) for tenant in sorted(tenants)),

@@ -130,7 +130,7 @@ class PostSafety:
             return self._fold.opened(state, record, offset, timestamp_ms, self._open_answers)
         if isinstance(record, Fence):
             return self._fold.fence(state, record, offset)
-        return self._fold.ending(state, record, timestamp_ms)
+        return self._fold.ending(state, record, offset, timestamp_ms)
 
     def cancel(self, cancel: Cancel, timestamp_ms: int) -> None:
         """Takes a cancel from `control`; takes effect in `tick`. May come before its response is known."""

@@ -28,6 +28,7 @@ def write_ending(
         code=code,
         written_by="post-safety",
         attempt_id=attempt_id,
+        move=response.prefix.moves,
         endpoint=opened.endpoint,
         requested_model=opened.requested_model,
         reply_to=opened.reply_to,

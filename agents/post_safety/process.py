@@ -13,7 +13,7 @@ import structlog
 
 from agents.post_safety.commits import CommitGate, OpenCommit
 from agents.post_safety.core import PostSafety
-from agents.post_safety.effects import Effect, Emit, Released, told
+from agents.post_safety.effects import Effect, Emit, Released, names_of, told
 from agents.post_safety.metrics import Metrics
 from agents.post_safety.parking import Position, plan_restart
 from agents.post_safety.policies import ResponsePhrases
@@ -106,14 +106,7 @@ class PostSafetyProcess:
         self._core = PostSafety(settings, ResponsePhrases(self._policies, directory))
         self._regrouper = Regrouper(settings.regroup_ms)
         self._gate = CommitGate()
-        self._names = {
-            "responses": topics.responses.name,
-            "usage": topics.usage.name,
-            "verdicts": topics.verdicts.name,
-            "control": topics.control.name,
-            "generated": topics.generated.name,
-            "parked": topics.parked.name,
-        }
+        self._names = names_of(topics)
         self._starts: dict[int, int] = {}
         self._ends: dict[int, int] = {}
         self._gone: set[int] = set()  # during one poll
