@@ -28,6 +28,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from schemas.generated import MAX_MOVES
 from streams.brownout import DEFAULT_POLICY, BrownoutPolicy
 from streams.directory import Model, Pool
 from streams.ids import ResponseIds
@@ -315,6 +316,10 @@ class AdmissionSettings(_Section):
     prefix_load_excess: float = Field(
         default=0.25, ge=0, le=10,
         description="Beyond its pool's mean load, for what a worker has the beginning of. 0: the least loaded has it.",
+    )  # fmt: skip
+    max_moves: int = Field(
+        default=4, ge=0, le=MAX_MOVES,
+        description="So often a response goes to another pool, or a smaller model, if it fails before its first token.",
     )  # fmt: skip
     trust_window_ms: int = Field(default=300_000, ge=1_000)
 

@@ -3,7 +3,8 @@
 *Fused*: one agent on `requests` runs all stages. *Split*: one agent per stage, with topics in between, so that one
 stage can be scaled alone; then `requests → validated → reserved → screened → lanes`. Jobs have two agents of their own
 in front of that: `intake.batch → jobs.<pool>`, where they wait for room in the queue of that pool and in the quota of
-their tenant, and `aside` for those of tenants that have all of their places there.
+their tenant, and `aside` for those of tenants that have all of their places there. One more has what goes from one pool
+to another: `moved → lanes`.
 
 Idioms that Faust 0.15 needs, each for a fault that was reproduced:
 
@@ -137,6 +138,7 @@ def bindings(placement: str, topics: Topics, pipeline: Pipeline, jobs_per_second
         ),
         *(Binding(f"jobs-{pool}", topics.jobs(pool).name, handle_queued_job) for pool in topics.pools),
         Binding("aside", topics.aside.name, handle_queued_job),
+        Binding("moved", topics.moved.name, pipeline.handle_moved),
     ]
     if not fused:
         for before, stage in pairwise(STAGES):

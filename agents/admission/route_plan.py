@@ -84,6 +84,23 @@ def _of_model(option: Option, bound: QueueBound) -> Plan:
     return Plan(fit[0].pool.name, (), "no_worker")
 
 
+def next_place(options: Sequence[Option], bound: QueueBound) -> tuple[int, Looked] | None:
+    """The first pool that has room, of what was admitted already and failed elsewhere; else, since it is not refused
+    for now any more, the first with a live worker. With the number of its option; None: there is none.
+    """
+    fit = [
+        (index, looked)
+        for index, option in enumerate(options)
+        for looked in option.pools
+        if looked.loads and takes(looked.pool, option.ask)
+    ]
+    for index, looked in fit:
+        ask = options[index].ask
+        if not overloaded(looked.loads, ask.lane, bound) and _lets_in(looked.pool, looked.loads, ask.tier):
+            return index, looked
+    return fit[0] if fit else None
+
+
 def _lets_in(pool: Pool, loads: Sequence[Load], tier: Tier) -> bool:
     return tier in pool.queues_for or any(
         load.state.running + load.queued_answers < load.state.max_running for load in loads

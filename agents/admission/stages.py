@@ -26,6 +26,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
 
 from agents.admission.fallback import answered_by, as_decided, smaller_of, stand_in
+from agents.admission.moving import further_places
 from agents.admission.refusals import DEADLINE_PASSED, TENANT_GONE, UNAVAILABLE, Origin, Refused
 from agents.admission.route_plan import Looked, Option, Plan, plan
 from agents.admission.routing import Weight, choose
@@ -138,7 +139,7 @@ async def quota_and_route(admission: Admission, services: Services) -> StageResu
         return await _quota(admission, services)
     wanted = _route(admission, at, services)
     queued = services.workers.queued(wanted.worker_id, admission.lane)
-    with services.workers.asking(wanted.worker_id, admission.response_id, _weight(admission, services)):
+    with services.workers.asking(wanted.worker_id, admission.response_id, weight_of(admission, services)):
         outcome = await _reserve(admission, services, wanted)
     if isinstance(outcome, Decided) and outcome.is_new:
         _count(admission, wanted, services)
@@ -169,8 +170,8 @@ def _tokens(admission: Admission) -> int:
     return len(admission.prompt_token_ids) + admission.request.choices * admission.max_tokens
 
 
-def _weight(admission: Admission, services: Services) -> Weight:
-    """With its vectors, which take room as answers do and cost nothing."""
+def weight_of(admission: Admission, services: Services) -> Weight:
+    """What it takes of a queue. With its vectors, which take room as answers do and cost nothing."""
     tokens, vectors = _tokens(admission), len(admission.input_ends)
     if vectors and (model := services.catalog.model(admission.model)) is not None and model.embedding is not None:
         tokens += weight_tokens(vectors, admission.request.dimensions or model.embedding.dimensions)
@@ -354,11 +355,12 @@ def _route(admission: Admission, at: Plan, services: Services) -> Decision:
         worker_id=route.worker_id,
         brownout=admission.brownout,
         stand_in=stand_in(admission, at.fallback),
+        further=further_places(admission, at.pool, services),
     )
 
 
 def _count(admission: Admission, decision: Decision, services: Services) -> None:
-    weight = _weight(admission, services)
+    weight = weight_of(admission, services)
     services.workers.routed(decision.worker_id, admission.response_id, weight, services.clock_ms())
 
 
