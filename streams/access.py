@@ -114,7 +114,7 @@ def process_roles(topics: Topics) -> list[Role]:
         Role(
             "post-safety",
             groups=(f"{region}.post-safety",),
-            reads=(generated, control, topics.policies.name, topics.parked.name),
+            reads=(generated, control, topics.policies.name, topics.parked.name, topics.workers.name),
             writes=(
                 topics.responses.name, usage, results_of_all(topics), topics.batch_results.name, control, generated,
                 topics.verdicts.name, topics.parked.name, topics.moved.name, dead,

@@ -336,6 +336,10 @@ class PostSafetySettings(_Section):
     park_after_ms: int = Field(
         default=30_000, ge=1, description="What waits so long without a worker no longer holds the commit."
     )
+    move_after_ms: int = Field(
+        default=10_000, ge=1_000,
+        description="After so long without a worker a pool's waiting responses go to another one that may answer.",
+    )  # fmt: skip
 
 
 class WorkerSettings(_Section):

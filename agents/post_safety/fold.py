@@ -160,7 +160,7 @@ class Fold:
                 return self._close(state, response, ending.code, timestamp_ms, ending)
             if verdict == "moved":
                 self._counts["moved"] += 1
-                moving = response.moves_on(ending, state.number, offset)
+                moving = response.moves_on(ending, state.number, offset, timestamp_ms)
                 if displaced_id is None or ending.written_by == "worker":
                     return [moving]
                 return [moving, _say_void(ending, displaced_id, displaced_worker_id, "ended")]

@@ -107,12 +107,17 @@ class Response:
     gap: Gap | None = None
     ending_written: bool = False
     verdict_written: bool = False
+    placed_at_ms: int = field(init=False)
+    """When it was opened, or moved."""
+    moving_as: tuple[int, str | None] | None = None
+    """At which move, and in which attempt, it was asked to be moved for want of workers."""
     tried: tuple[str, ...] = ()
     """Pools that it was moved away from."""
     served: Opened = field(init=False)
 
     def __post_init__(self) -> None:
         self.served = self.opened
+        self.placed_at_ms = self.opened_at_ms
 
     @property
     def waits(self) -> bool:
@@ -121,9 +126,10 @@ class Response:
             self.prefix.attempts or self.prefix.moves or self.gap is not None or self.hold.halted or self.started_held
         )
 
-    def moves_on(self, ending: Ending, partition: int, offset: int) -> Emit:
+    def moves_on(self, ending: Ending, partition: int, offset: int, timestamp_ms: int) -> Emit:
         """The ending at `offset` has moved it: whatever began it is over, and admission puts it elsewhere."""
         self.gap = None
+        self.placed_at_ms = timestamp_ms
         if self.held_offset is None:
             self.held_offset = offset
         self.tried = tuple(dict.fromkeys((*self.tried, self.served.pool)))

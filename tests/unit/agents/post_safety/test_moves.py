@@ -180,3 +180,82 @@ def test_whoever_dies_with_any_record_the_move_is_asked_for_and_told_alike(clien
     assert {each.encode() for each in moves(world)} == {moves(world)[0].encode()}
     answer = world.answer("r1")
     assert (answer.text, answer.terminal.model, answer.bill.model) == ("Hello", "mini", "mini")
+
+
+# Nobody of the pool lives
+
+
+def wait(world: World, member: Member, ms: int, *alive: tuple[str, str]) -> None:
+    """So long, while these workers say every second that they live."""
+    until_ms = world.now_ms + ms
+    while world.now_ms < until_ms:
+        for worker_id, pool in alive:
+            world.beat(worker_id, pool)
+        member.process.step()
+        world.now_ms += 1_000
+
+
+SPARE = ("worker-9", "spare")
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["waits in its lane", "its worker died before the first token"])
+def test_what_nobody_of_its_pool_answers_is_moved_to_one_that_lives(world: World, begun: bool) -> None:
+    member = Member(world)
+    world.write(promised(), *([fence("r1")] if begun else []))
+    wait(world, member, 9_000, SPARE)
+    assert not moves(world), "a worker that is started again is given a moment"
+    wait(world, member, 6_000, SPARE)
+    [move] = moves(world)
+    assert (move.move, move.failed.code) == (1, EndingCode.UNAVAILABLE)
+    [told] = world.endings()
+    assert (told.attempt_id, told.elsewhere) == ("att_1" if begun else "", True)
+    voids = [each.attempt_id for each in world.control() if isinstance(each, AttemptVoid)]
+    assert voids == (["att_1"] if begun else []), "a worker that is only frozen learns it"
+    wait(world, member, 30_000, SPARE)
+    assert len(world.endings()) == 1
+
+
+@pytest.mark.parametrize("why", ["its pool lives", "no other lives", "it has said a token", "nothing is read"])
+def test_what_need_not_be_moved_or_cannot_waits(world: World, why: str) -> None:
+    member = Member(world)
+    world.write(promised())
+    alive = [SPARE]
+    if why == "its pool lives":
+        alive.append(("worker-1", "sim"))
+    elif why == "no other lives":
+        alive = [("worker-7", "elsewhere")]
+    elif why == "it has said a token":
+        world.write(fence("r1"), frame(Row("r1", 1, ["Hi"])))
+    else:
+        alive = []
+    wait(world, member, 60_000, *alive)
+    assert not moves(world)
+    assert not world.endings()
+
+
+def test_a_worker_that_comes_back_in_time_keeps_it(world: World) -> None:
+    member = Member(world)
+    world.write(promised())
+    wait(world, member, 8_000, SPARE)
+    world.write(fence("r1"))
+    wait(world, member, 20_000, SPARE, ("worker-1", "sim"))
+    assert not world.endings()
+    world.write(frame(Row("r1", 1, ["Hi"])), frame(Row("r1", 2, [], finish="stop")))
+    wait(world, member, 2_000, SPARE)
+    assert world.answer("r1").terminal.code is EndingCode.COMPLETED
+
+
+def test_where_a_fence_was_quicker_than_what_moves_it_that_is_void(world: World) -> None:
+    deserted = failed(attempt="", code=EndingCode.UNAVAILABLE, by="post-safety")
+    world.write(promised(), fence("r1"), deserted, frame(Row("r1", 1, ["Hi"])))
+    world.write(deserted.model_copy(update={"attempt_id": "att_1"}), frame(Row("r1", 2, [], finish="stop")))
+    run(world, Member(world))
+    assert not moves(world)
+    assert world.answer("r1").terminal.code is EndingCode.COMPLETED
+
+
+def test_it_is_moved_on_where_the_next_pool_dies_too(world: World) -> None:
+    member = Member(world)
+    world.write(promised(), fence("r1"), failed(), fenced(1, "att_2", "spare"))
+    wait(world, member, 15_000, ("worker-5", "small"), ("worker-1", "sim"))
+    assert [each.tried for each in moves(world)] == [["sim"], ["sim", "spare"]]
