@@ -201,7 +201,7 @@ class Answering:
                 )
                 return await told_whole(
                     self._gateway, tenant_id, memory_bytes(answer.spans), lambda: dialect.whole(asked, answer), share,
-                    gathered.held, headers,
+                    gathered.held, {**headers, **_fallback_headers(end)},
                 )  # fmt: skip
             except ApiError as error:
                 if not error.retryable:
@@ -317,11 +317,11 @@ def _told_in(dialect: ById[Any], follower: Follower, opening: Opening) -> Events
     return WordsAlone(events) if started is None or started.endpoint == "embeddings" else events
 
 
-def _fallback_headers(started: Started) -> dict[str, str]:
+def _fallback_headers(told: Started | Terminal) -> dict[str, str]:
     """Where a smaller model answers, for who does not compare the `model` of an answer with what was asked for."""
-    if started.fallback is None:
+    if told.fallback is None:
         return {}
-    return {"x-sluice-fallback-from": started.fallback.asked, "x-sluice-fallback-reason": started.fallback.reason}
+    return {"x-sluice-fallback-from": told.fallback.asked, "x-sluice-fallback-reason": told.fallback.reason}
 
 
 def _opening(
