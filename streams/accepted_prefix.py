@@ -140,9 +140,10 @@ class AcceptedPrefix:
         return "terminal"
 
     def _move(self) -> None:
+        if self.attempt_id is not None:
+            self.superseded += (self.attempt_id,)
         self.moves += 1
         self.attempt_id = self.accepting = self.begun_offset = None
-        self.superseded = ()
 
 
 def fold_frame(prefixes: Mapping[str, AcceptedPrefix], frame: Frame) -> list[tuple[int, int]]:

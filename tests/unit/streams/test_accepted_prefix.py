@@ -1,5 +1,7 @@
 """The fence rule, told case by case."""
 
+from typing import Literal
+
 import pytest
 
 from schemas.base import Scope
@@ -189,3 +191,35 @@ def test_nothing_more_of_a_spoilt_attempt_counts_until_another_begins() -> None:
     assert prefix.fence(takeover("b"), 4) == "current"
     assert prefix.row("b", 0, 3, 1, "stop") == (RowVerdict.ACCEPTED, 0)
     assert (prefix.accepted_tokens, prefix.terminal) == (3, EndingCode.COMPLETED)
+
+
+def begun(attempt_id: str, move: int = 0) -> Fence:
+    return Fence(
+        response_id="r", scope=Scope(tenant_id="acme"), attempt_id=attempt_id, worker_id="w", kind="fresh", move=move
+    )
+
+
+def moving(attempt_id: str | None, move: int = 0, by: Literal["worker", "post-safety"] = "worker") -> Ending:
+    values = {"elsewhere": True, "move": move, "written_by": by, "code": EndingCode.ENGINE_FAILED}
+    return ending(attempt_id).model_copy(update=values)
+
+
+def test_an_ending_moves_what_has_places_left_and_said_nothing() -> None:
+    prefix = AcceptedPrefix(most_moves=1)
+    prefix.fence(begun("a"), 1)
+    assert prefix.ending(moving("a")) == "moved"
+    assert prefix.ending(moving(None)) == "void", "the same again is of the move before"
+    assert prefix.row("a", 0, 1, 1, "")[0] is RowVerdict.VOID
+    assert prefix.fence(begun("late"), 3) == "ended"
+    assert prefix.fence(begun("b", 1), 4) == "current"
+    assert prefix.ending(moving("b", 1, by="post-safety")) == "void", "it has no place left"
+    assert prefix.ending(moving("b", 1)) == "terminal"
+
+
+def test_what_moves_for_want_of_workers_is_void_once_somebody_has_begun_or_spoken() -> None:
+    prefix = AcceptedPrefix(most_moves=1)
+    prefix.fence(begun("a"), 1)
+    assert prefix.ending(moving("", by="post-safety")) == "void"
+    prefix.row("a", 0, 1, 1, "")
+    assert prefix.ending(moving("a", by="post-safety")) == "void"
+    assert (prefix.moves, prefix.terminal) == (0, None)
