@@ -11,6 +11,7 @@ from agents.admission.brownout import Brownouts
 from agents.admission.publisher import PublishFailed
 from agents.admission.route_plan import Ask, Looked, Option, next_place
 from agents.admission.routing import Load, QueueBound
+from agents.admission.sources import SourceReader
 from agents.quota.store import Decided
 from schemas.admission import Failed, Move
 from schemas.brownout import Brownout, PoolLevel
@@ -21,6 +22,7 @@ from schemas.request import AdmittedRequest, Lane, Sampling
 from schemas.worker import WorkerState
 from streams.brownout import BrownoutPolicy
 from streams.directory import Limits, Pool
+from streams.log.memory import MemoryLog
 from streams.log.port import LogRecord
 from tests.unit.agents.admission.world import NOW, RESPONSE, World
 
@@ -252,3 +254,17 @@ def test_the_place_has_a_worker_and_takes_such_requests_and_is_none_only_if_ther
         index, looked = found
         assert looked in options[index].pools
         assert looked.pool.name in fit
+
+
+async def test_what_a_response_was_admitted_from_is_read_again_unless_it_is_gone() -> None:
+    log = MemoryLog(lambda: NOW)
+    log.create_topic("local.requests", 2)
+    for value in (b"one", b"two", b"three"):
+        log.append("local.requests", value, partition=1)
+    reader = SourceReader(lambda: log.consumer(None, "sources"))
+    place = Source(topic="local.requests", partition=1, offset=1)
+    assert await reader.read(place) == b"two"
+    assert await reader.read(place.model_copy(update={"offset": 0})) == b"one"
+    assert await reader.read(place.model_copy(update={"offset": 9})) is None
+    assert await reader.read(place.model_copy(update={"partition": 0, "offset": 0})) is None
+    reader.close()
