@@ -98,7 +98,8 @@ def cpu_us_per_token(*, deny: list[str], frames_per_step: int, steps: int, seed:
     process = PostSafetyProcess(
         topics=TOPICS, settings=PostSafetySettings(), directory=_Tenants(deny),
         generated=log.consumer(GROUP, "generated"), control=log.consumer(None, "control"),
-        policies=log.consumer(None, "policies"), parked=log.consumer(None, "parked"), producer=log.producer("producer"),
+        policies=log.consumer(None, "policies"), parked=log.consumer(None, "parked"),
+        workers=log.consumer(None, "workers"), producer=log.producer("producer"),
         metrics=Metrics(CollectorRegistry()),
         clock_ms=lambda: now_ms, monotonic_s=lambda: now_ms / 1_000,
     )  # fmt: skip

@@ -7,7 +7,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from schemas.base import Identifier, ScopedRecord, TokenCount, is_absent
 from schemas.brownout import Brownout
-from schemas.generated import Fallback, FallbackReason, QueueAhead
+from schemas.endings import MAX_MESSAGE_CHARS, EndingCode
+from schemas.fallback import Fallback, FallbackReason
+from schemas.generated import MAX_MOVES, Opened, QueueAhead
 from schemas.request import Lane, Request
 from schemas.verdict import Verdict
 
@@ -35,11 +37,39 @@ class Decision(BaseModel):
     brownout: Brownout | None = Field(default=None, exclude_if=is_absent, description="As in `opened`.")
     lowered_from: Lane | None = Field(default=None, exclude_if=is_absent, description="As in `opened`.")
     stand_in: StandIn | None = Field(default=None, description="None: the model that was asked for answers.")
+    further: list[Identifier] = Field(
+        default_factory=list, max_length=MAX_MOVES, exclude_if=not_, description="As in `opened`."
+    )
 
     @property
     def lane_asked(self) -> Lane:
         """Whichever it waits in, it is reserved for as what it is."""
         return self.lowered_from or self.lane
+
+
+class Failed(BaseModel):
+    """The ending that moved a response: how it ends where no further place takes it."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    code: EndingCode
+    message: str = Field(default="", max_length=MAX_MESSAGE_CHARS)
+    param: str | None = Field(default=None, max_length=200)
+
+
+class Move(ScopedRecord):
+    """Post-safety asks admission to put a response into the lane of another pool: nothing was generated where it was.
+
+    It follows from the log alone, so the same one may come again; `move` counts them.
+    """
+
+    type: Literal["move"] = "move"
+    move: int = Field(ge=1)
+    generated_partition: int = Field(ge=0)
+    begins_at: int = Field(ge=0, description="Behind the record there that moved it; read-backs start here.")
+    tried: list[Identifier] = Field(max_length=MAX_MOVES + 1, description="Pools that have had it.")
+    failed: Failed
+    opened: Opened
 
 
 class Admission(ScopedRecord):

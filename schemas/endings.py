@@ -3,7 +3,8 @@
 `status` is the HTTP status when the response ends before its first byte; later it only stands in the error object.
 `error_type` and `code` follow OpenAI's error object. `billed` says whether the prompt and the
 generated tokens are charged, once a worker has begun. `retryable`: the same, asked again, may be answered, and nobody
-pays twice; so nothing that is billed is retryable. Clients repeat by themselves what says so.
+pays twice; so nothing that is billed is retryable. Clients repeat by themselves what says so. `elsewhere`: where
+nothing was generated yet, another pool or model may answer, and is asked first.
 """
 
 from dataclasses import dataclass
@@ -61,6 +62,7 @@ class EndingRule:
     billed: bool
     finish_reason: str
     is_error: bool = True
+    elsewhere: bool = False
 
 
 _INVALID = "invalid_request_error"
@@ -80,15 +82,17 @@ ENDINGS: dict[EndingCode, EndingRule] = {
     EndingCode.GENERATION_INTERRUPTED: EndingRule(
         502, _SERVER, "The worker was lost after the answer had begun.", True, False, "error"
     ),
-    EndingCode.ENGINE_FAILED: EndingRule(502, _SERVER, "The engine failed on this request.", True, False, "error"),
+    EndingCode.ENGINE_FAILED: EndingRule(
+        502, _SERVER, "The engine failed on this request.", True, False, "error", elsewhere=True
+    ),
     EndingCode.STREAM_GAP: EndingRule(502, _SERVER, "Part of the answer was lost.", True, False, "error"),
     EndingCode.INVALID_REQUEST: EndingRule(400, _INVALID, "The request is invalid.", False, False, "error"),
     EndingCode.UNSUPPORTED_PARAMETER: EndingRule(
-        400, _INVALID, "The request uses a parameter that is not supported.", False, False, "error"
+        400, _INVALID, "The request uses a parameter that is not supported.", False, False, "error", elsewhere=True
     ),
     EndingCode.MODEL_NOT_FOUND: EndingRule(404, _INVALID, "The model does not exist.", False, False, "error"),
     EndingCode.CONTEXT_LENGTH_EXCEEDED: EndingRule(
-        400, _INVALID, "The prompt is longer than the model's context length.", False, False, "error"
+        400, _INVALID, "The prompt is longer than the model's context length.", False, False, "error", elsewhere=True
     ),
     EndingCode.PROMPT_REFUSED: EndingRule(
         400, _INVALID, "The prompt was refused by the safety policy.", False, False, "content_filter"
@@ -99,7 +103,9 @@ ENDINGS: dict[EndingCode, EndingRule] = {
         429, _LIMIT, "Too many responses at once.", True, False, "error"
     ),
     EndingCode.OVERLOADED: EndingRule(503, _SERVER, "The service is at capacity.", True, False, "error"),
-    EndingCode.UNAVAILABLE: EndingRule(503, _SERVER, "The service did not answer in time.", True, False, "error"),
+    EndingCode.UNAVAILABLE: EndingRule(
+        503, _SERVER, "The service did not answer in time.", True, False, "error", elsewhere=True
+    ),
     EndingCode.INVALID_SIGNATURE: EndingRule(
         401, "authentication_error", "The job's signature is missing or wrong.", False, False, "error"
     ),

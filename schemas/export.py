@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from schemas.admission import Move
 from schemas.base import Record
 from schemas.batch import BatchJob, BatchResult, JobCancel, LineCancel
 from schemas.brownout import PoolLevel
@@ -25,7 +26,7 @@ from schemas.worker import WorkerState
 
 RECORDS: tuple[type[Record], ...] = (
     AdmittedRequest, AttemptVoid, BatchJob, BatchResult, Cancel, ComputeRecord, DeadLetter, DeliveredCount, Ending,
-    Fence, Frame, Halt, JobCancel, LineCancel, Opened, OutputPolicy, Parked, PoolLevel, Release, Request, Started,
+    Fence, Frame, Halt, JobCancel, LineCancel, Move, Opened, OutputPolicy, Parked, PoolLevel, Release, Request, Started,
     Terminal, UsageEvent, Verdict, WorkerState,
 )  # fmt: skip
 """Every record that travels on a topic."""

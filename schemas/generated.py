@@ -15,14 +15,15 @@ from schemas.base import Echo, Identifier, Milliseconds, Record, Scope, ScopedRe
 from schemas.brownout import Brownout
 from schemas.columns import are_calls, can_be_cut, check_lengths, check_scopes, unusable_rows
 from schemas.endings import MAX_MESSAGE_CHARS, EndingCode
+from schemas.fallback import Fallback
 from schemas.logprobs import RowLogprobs, are_all_logprobs
 from schemas.request import MAX_CHOICES, MAX_STOP_CHARS, Lane, ReplyTo
 
 Kind = Literal["content", "reasoning", "tool_name", "tool_arguments", "embedding"]
 """Of a row. An embedding's tokens are vectors: the one numbered i is of input i, as base64 of little-endian float32."""
 FinishReason = Literal["", "stop", "length"]
-FallbackReason = Literal["overloaded", "no_worker", "preferred"]
-"""Of the model that was asked for no pool had room; or none had a worker; or the smaller one was to be taken first."""
+MAX_MOVES = 16
+"""Of one response, whatever is set."""
 StoppedBy = Annotated[str, StringConstraints(max_length=MAX_STOP_CHARS)] | int | None
 
 
@@ -42,13 +43,14 @@ class QueueAhead(BaseModel):
     counts_since_ms: Milliseconds
 
 
-class Fallback(BaseModel):
-    """That another, smaller model answers than the one that was asked for."""
+class Source(BaseModel):
+    """A record of a request, or of what admission has made of it: who moves the response reads it again."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
-    asked: Identifier = Field(description="The model that was asked for, by its own name.")
-    reason: FallbackReason
+    topic: Identifier
+    partition: int = Field(ge=0)
+    offset: int = Field(ge=0)
 
 
 class Opened(ScopedRecord):
@@ -100,12 +102,19 @@ class Opened(ScopedRecord):
         default=None, exclude_if=is_absent,
         description="The lane that it would have had, if its pool's queue had been shorter; absent where it has it.",
     )  # fmt: skip
+    further: list[Identifier] = Field(
+        default_factory=list, max_length=MAX_MOVES, exclude_if=not_,
+        description="Pools that may answer where its own fails before the first token. So often it is moved, at most.",
+    )  # fmt: skip
+    source: Source | None = Field(
+        default=None, exclude_if=is_absent, description="What it was admitted from. Absent where it is not moved."
+    )
     echo: Echo = ""
 
 
 class Fence(ScopedRecord):
-    """Start of an attempt. `fresh` is void once accepted tokens precede it; `takeover` once an attempt precedes
-    `since_offset`. Neither counts after an ending.
+    """Start of an attempt. It is void unless it is of the response's last `move`. `fresh` is void once accepted tokens
+    precede it; `takeover` once an attempt precedes `since_offset`. Neither counts after an ending.
     """
 
     type: Literal["fence"] = "fence"
@@ -115,13 +124,23 @@ class Fence(ScopedRecord):
     pool: str = Field(default="", max_length=200, description="Of that worker.")
     model: str = Field(default="", max_length=200, description="That it serves.")
     since_offset: int = Field(default=0, ge=0, description="Of a takeover: where its read-back starts.")
+    move: int = Field(default=0, ge=0, exclude_if=not_, description="How often its response had been moved by then.")
+    prompt_tokens: TokenCount = Field(
+        default=0, exclude_if=not_, description="Of a response that was moved: its prompt's, as its model counts them."
+    )
+    fallback: Fallback | None = Field(
+        default=None, exclude_if=is_absent, description="As in `opened`, of a response that was moved."
+    )
 
 
 class Ending(ScopedRecord):
     """Ends a response other than by the finish of its last choice.
 
-    With `attempt_id` it counts only while that attempt is the current one; without, always. The first that counts
-    is the terminal; whatever follows it is void.
+    With `attempt_id` it counts only while that attempt is the current one, of the same `move`; an empty one, only
+    while none has begun there; without, always. The first that counts is the terminal; whatever follows it is void.
+
+    One that says `elsewhere` moves the response instead, where nothing of it was accepted and it has further places.
+    If post-safety wrote it, it is void otherwise.
     """
 
     type: Literal["ending"] = "ending"
@@ -136,6 +155,10 @@ class Ending(ScopedRecord):
     )
     retry_after_ms: Annotated[int, Field(ge=0)] | None = None
     limits: dict[str, int] = Field(default_factory=dict, description="Rate-limit figures for the client's headers.")
+    move: int = Field(default=0, ge=0, exclude_if=not_, description="As in `fence`.")
+    elsewhere: bool = Field(
+        default=False, exclude_if=not_, description="Another pool may answer it: nothing was generated for it here."
+    )
     # What a reader needs when no `opened` precedes (a refusal).
     endpoint: str = "chat.completions"
     requested_model: str = ""

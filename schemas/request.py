@@ -10,6 +10,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from schemas.base import Echo, Identifier, Milliseconds, ScopedRecord, TokenCount, is_absent, is_one
+from schemas.fallback import Fallback
 from schemas.logprobs import MAX_TOP_LOGPROBS
 from schemas.structure import StructuredOutputs
 
@@ -339,7 +340,15 @@ class AdmittedRequest(ScopedRecord):
     deadline_ms: Milliseconds
     on_disconnect: OnDisconnect = "continue"
     generated_partition: int = Field(ge=0, description="The response's one partition of `generated`, for life.")
-    opened_offset: int = Field(ge=0, description="Where `opened` stands there; read-backs start here.")
+    opened_offset: int = Field(
+        ge=0, description="Where `opened` stands there, or what moved it last; read-backs start here."
+    )
+    move: int = Field(
+        default=0, ge=0, exclude_if=not_, description="How often it has been moved to another pool before it came here."
+    )
+    fallback: Fallback | None = Field(
+        default=None, exclude_if=is_absent, description="As in `opened`, of one that was moved."
+    )
 
     @model_validator(mode="after")
     def _inputs_are_its_prompt(self) -> Self:

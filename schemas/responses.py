@@ -11,13 +11,17 @@ from schemas.base import Echo, Milliseconds, Record, Scope, ScopedRecord, TokenC
 from schemas.brownout import Brownout
 from schemas.columns import are_calls, check_lengths, check_rows
 from schemas.endings import ENDINGS, EndingCode, Reached
-from schemas.generated import Fallback, Kind, QueueAhead, StoppedBy
+from schemas.fallback import Fallback
+from schemas.generated import Kind, QueueAhead, StoppedBy
 from schemas.logprobs import RowLogprobs, are_all_logprobs
 from schemas.request import MAX_CHOICES
 
 
 class Started(ScopedRecord):
-    """The response was admitted; tokens or a terminal follow. Carries no sequence number."""
+    """The response was admitted; tokens or a terminal follow. Carries no sequence number.
+
+    Of one that was moved to another pool before its first token the last one counts, of the most `moves`.
+    """
 
     type: Literal["started"] = "started"
     endpoint: str = "chat.completions"
@@ -39,7 +43,16 @@ class Started(ScopedRecord):
     brownout: Brownout | None = Field(default=None, exclude_if=is_absent, description="As in `opened`.")
     fallback: Fallback | None = Field(default=None, exclude_if=is_absent, description="As in `opened`.")
     lowered_from: str | None = Field(default=None, exclude_if=is_absent, description="As in `opened`.")
+    moves: int = Field(
+        default=0, ge=0, exclude_if=not_,
+        description="How often it was moved to another pool before anything was generated. Each time it is told anew.",
+    )  # fmt: skip
     echo: Echo = ""
+
+
+def is_news(started: Started, known: Started | None) -> bool:
+    """Whether it says how a response began, or to where it was moved, beyond what is known."""
+    return known is None or started.moves > known.moves
 
 
 class Release(Record):

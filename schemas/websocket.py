@@ -9,7 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from schemas.base import Identifier, TokenCount, is_absent
 from schemas.brownout import Brownout
-from schemas.generated import Fallback, Kind
+from schemas.fallback import Fallback
+from schemas.generated import Kind
 from schemas.request import MAX_TEXT_CHARS, MAX_TOOL_CALLS, CallId
 
 MAX_KEY_CHARS = 4_096

@@ -7,7 +7,9 @@ A pure fold over a response's records in log order. Readers that fold the same r
   back, also not by a late copy of its fence.
 - A frame row counts when its attempt is the current one, the response has its choice, and its tokens continue the
   accepted sequence without a gap. None counts any more of an attempt whose row could not be used.
-- The first counting ending, or the finish of the last open choice, is the terminal; all after it is void.
+- An ending that says `elsewhere` moves a response of which nothing is accepted, while it has further places: what
+  began before is over, its attempts are void, and only fences of that move count from there on.
+- The first other ending that counts, or the finish of the last open choice, is the terminal; all after it is void.
 """
 
 from collections.abc import Mapping
@@ -19,6 +21,7 @@ from schemas.endings import EndingCode
 from schemas.generated import Ending, Fence, FinishReason, Frame
 
 FenceVerdict = Literal["current", "tokens_precede", "superseded", "ended"]
+EndingVerdict = Literal["terminal", "moved", "void"]
 
 
 class RowVerdict(StrEnum):
@@ -57,6 +60,9 @@ class AcceptedPrefix:
     """Where the first fence that counts stands."""
     accepting: str | None = None
     """The attempt whose rows count: the current one, unless it is spoilt."""
+    moves: int = 0
+    most_moves: int = 0
+    """How many further places it has."""
 
     @property
     def accepted_tokens(self) -> int:
@@ -64,7 +70,7 @@ class AcceptedPrefix:
 
     def fence(self, fence: Fence, offset: int) -> FenceVerdict:
         """Folds in a fence, which stands at `offset`. Anything but `current`: the attempt must stop or take over."""
-        if self.terminal is not None:
+        if self.terminal is not None or fence.move != self.moves:
             return "ended"
         if fence.attempt_id == self.attempt_id:
             return "current"
@@ -117,14 +123,27 @@ class AcceptedPrefix:
         self.accepting = None
         return True
 
-    def ending(self, ending: Ending) -> bool:
-        """Folds in an ending; True when it is the terminal."""
-        if self.terminal is not None:
-            return False
-        if ending.attempt_id is not None and ending.attempt_id != self.attempt_id:
-            return False
+    def ending(self, ending: Ending) -> EndingVerdict:
+        """Folds in an ending."""
+        current = (self.moves, self.attempt_id or "")
+        if self.terminal is not None or (ending.attempt_id is not None and (ending.move, ending.attempt_id) != current):
+            return "void"
+        if ending.elsewhere:
+            if ending.move != self.moves:
+                return "void"
+            if self.moves < self.most_moves and not self.accepted_tokens and not self.finished:
+                self._move()
+                return "moved"
+            if ending.written_by == "post-safety":
+                return "void"
         self.terminal = ending.code
-        return True
+        return "terminal"
+
+    def _move(self) -> None:
+        if self.attempt_id is not None:
+            self.superseded += (self.attempt_id,)
+        self.moves += 1
+        self.attempt_id = self.accepting = self.begun_offset = None
 
 
 def fold_frame(prefixes: Mapping[str, AcceptedPrefix], frame: Frame) -> list[tuple[int, int]]:

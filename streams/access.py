@@ -97,8 +97,8 @@ def process_roles(topics: Topics) -> list[Role]:
             "admission",
             groups=(f"{region}.admission",),
             reads=(
-                topics.requests.name, topics.intake_batch.name, *jobs, *between, topics.workers.name,
-                topics.brownout.name, generated,
+                topics.requests.name, topics.intake_batch.name, *jobs, *between, topics.moved.name,
+                topics.workers.name, topics.brownout.name, generated,
             ),
             writes=(
                 *lanes, *jobs, *between, generated, topics.verdicts.name, topics.policies.name, topics.brownout.name,
@@ -114,10 +114,10 @@ def process_roles(topics: Topics) -> list[Role]:
         Role(
             "post-safety",
             groups=(f"{region}.post-safety",),
-            reads=(generated, control, topics.policies.name, topics.parked.name),
+            reads=(generated, control, topics.policies.name, topics.parked.name, topics.workers.name),
             writes=(
                 topics.responses.name, usage, results_of_all(topics), topics.batch_results.name, control, generated,
-                topics.verdicts.name, topics.parked.name, dead,
+                topics.verdicts.name, topics.parked.name, topics.moved.name, dead,
             ),
         ),
         Role(

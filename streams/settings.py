@@ -31,6 +31,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from schemas.generated import MAX_MOVES
 from streams.brownout import DEFAULT_POLICY, BrownoutPolicy
 from streams.directory import Model, Pool
 from streams.ids import ResponseIds
@@ -340,6 +341,10 @@ class AdmissionSettings(_Section):
         default=0.25, ge=0, le=10,
         description="Beyond its pool's mean load, for what a worker has the beginning of. 0: the least loaded has it.",
     )  # fmt: skip
+    max_moves: int = Field(
+        default=4, ge=0, le=MAX_MOVES,
+        description="So often a response goes to another pool, or a smaller model, if it fails before its first token.",
+    )  # fmt: skip
     trust_window_ms: int = Field(default=300_000, ge=1_000)
 
 
@@ -355,6 +360,10 @@ class PostSafetySettings(_Section):
     park_after_ms: int = Field(
         default=30_000, ge=1, description="What waits so long without a worker no longer holds the commit."
     )
+    move_after_ms: int = Field(
+        default=10_000, ge=1_000,
+        description="After so long without a worker a pool's waiting responses go to another one that may answer.",
+    )  # fmt: skip
 
 
 class WorkerSettings(_Section):

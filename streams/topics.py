@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from schemas.admission import Admission
+from schemas.admission import Admission, Move
 from schemas.batch import INTAKE, BatchResult
 from schemas.brownout import PoolLevel
 from schemas.control import CONTROL
@@ -127,6 +127,8 @@ class Topics:
             name("admission.later"), "response id", Request, p.requests, WORK_RETENTION_MS,
             retention_bytes=REQUESTS_PARTITION_BYTES, extra=_PLAIN,
         )  # fmt: skip
+        # Responses that failed before their first token: they go to another pool.
+        self.moved = Topic(name("admission.moved"), "response id", Move, p.requests, WORK_RETENTION_MS, extra=_PLAIN)
         # The only place where unreleased text stands.
         self.generated = Topic(
             name("generated"), "response id; worker id for frames", GENERATED, p.generated, WORK_RETENTION_MS,
@@ -190,7 +192,7 @@ class Topics:
         """Every topic that must exist, given the tenants that have results topics."""
         return [
             self.requests, self.intake_batch, self.batch_results, self.validated, self.reserved, self.screened,
-            self.aside, self.later, self.generated, self.responses, self.usage, self.control, self.workers,
+            self.aside, self.later, self.moved, self.generated, self.responses, self.usage, self.control, self.workers,
             self.brownout, self.verdicts, self.policies, self.parked, self.dead_letters,
             *(self.jobs(pool) for pool in self.pools),
             *(self.lane(pool, lane) for pool in self.pools for lane in LANES),

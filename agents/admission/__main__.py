@@ -19,6 +19,7 @@ from agents.admission.recovery import Recovery, RecoveryFailed
 from agents.admission.refusals import Buried
 from agents.admission.routing import QueueBound, WorkersView
 from agents.admission.services import Services
+from agents.admission.sources import SourceReader
 from agents.admission.watchdog import Excuses, Watchdog
 from agents.admission.workers_reader import WorkersReader
 from agents.quota.store import QuotaStore, QuotaUnavailable, RedisQuota
@@ -76,12 +77,14 @@ def run(settings: Settings) -> int:
     def independent_reader() -> LogConsumer:
         return KafkaConsumer(settings.kafka, None, "admission-reader", fetch_wait_ms=QUIET_FETCH_WAIT_MS)
 
+    sources = SourceReader(independent_reader)
     recovery = _recovery(settings, quota, directory, excuses, independent_reader)
 
     def wire(publisher: Publisher) -> Pipeline:
         services = _services(
-            settings, request_secrets, pseudonym_secret, directory, catalog, quota, workers, levels, excuses
-        )
+            settings, request_secrets, pseudonym_secret, directory, catalog, quota, workers, levels, excuses,
+            sources,
+        )  # fmt: skip
         return Pipeline(
             services, publisher, recovery.run, settings.admission.max_attempts,
             places=places_among(settings.admission.in_flight),
@@ -116,6 +119,7 @@ def run(settings: Settings) -> int:
         return _run_until_signal(admission)
     finally:
         watchdog.close()
+        sources.close()
         reader.close()
         health.close()
 
@@ -147,6 +151,7 @@ def _watchdog(
 def _services(
     settings: Settings, request_secrets: Keyring, pseudonym_secret: bytes, directory: TenantDirectory,
     catalog: ModelCatalog, quota: QuotaStore, workers: WorkersView, levels: Brownouts, excuses: Excuses,
+    sources: SourceReader,
 ) -> Services:  # fmt: skip
     return Services(
         topics=settings.topics,
@@ -170,6 +175,8 @@ def _services(
         clock_ms=now_ms,
         prefix_load_excess=settings.admission.prefix_load_excess,
         long_prompts=LongPrompts(settings.admission.in_flight),
+        max_moves=settings.admission.max_moves,
+        read_source=sources.read,
         on_hold=excuses.hold,
     )
 

@@ -4,7 +4,8 @@
 stage can be scaled alone; then `requests → validated → reserved → screened → lanes`. Jobs have two agents of their own
 in front of that: `intake.batch → jobs.<pool>`, where they wait for room in the queue of that pool and in the quota of
 their tenant, and `aside` for those of tenants that have all of their places there. What is read late of `requests`
-waits at a gate, and what gives way there stands in `later` (`agents.admission.gate`).
+waits at a gate, and what gives way there stands in `later` (`agents.admission.gate`). One more agent has what goes from
+one pool to another: `moved → lanes`.
 
 Idioms that Faust 0.15 needs, each for a fault that was reproduced:
 
@@ -152,6 +153,7 @@ def bindings(
         ),
         *(Binding(f"jobs-{pool}", topics.jobs(pool).name, handle_queued_job) for pool in topics.pools),
         Binding("aside", topics.aside.name, handle_queued_job),
+        Binding("moved", topics.moved.name, pipeline.handle_moved),
     ]
     if not fused:
         for before, stage in pairwise(STAGES):

@@ -9,7 +9,7 @@ from agents.admission.services import Services
 from agents.admission.validation import may_wait, readmitted, validated
 from agents.quota.store import Decided
 from schemas.admission import Admission, StandIn
-from schemas.generated import FallbackReason
+from schemas.fallback import FallbackReason
 from schemas.request import Request
 from streams.directory import Model
 

@@ -8,7 +8,8 @@ _SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.
 
 OUTCOMES = Counter(
     "sluice_admission_outcomes_total",
-    "Requests by outcome: `admitted`, `replayed`, `finished`, `requeued`, `put_aside` or an ending's code.",
+    "Requests by outcome: `admitted`, `replayed`, `finished`, `requeued`, `put_aside`, `moved`, `not_moved` or the code"
+    " of an ending.",
     ["code"],
 )
 STAGE_SECONDS = Histogram(

@@ -35,18 +35,20 @@ from agents.admission.entrances import (
     read_request,
 )
 from agents.admission.in_order import MAX_BYTES_IN_WORK
+from agents.admission.moving import Nowhere, moved
 from agents.admission.places import Place, Places, Taken
 from agents.admission.publication import Publication
 from agents.admission.publisher import MustEnd, Publisher, PublishTooLarge
 from agents.admission.refusals import DEADLINE_PASSED, UNAVAILABLE, Buried, Origin, Refused, too_large
 from agents.admission.services import Services
-from agents.admission.stages import FUSED, ROOM, STAGES, Stage, StageResult
+from agents.admission.stages import FUSED, ROOM, STAGES, Stage, StageResult, weight_of
 from agents.admission.turns import Pace
 from agents.admission.validation import readmitted
 from agents.quota.store import EpochLost, Finished, NotYet, QuotaUnavailable
 from agents.safety.output_policies import OutputPolicyWriter
-from schemas.admission import Admission
+from schemas.admission import Admission, Decision, Move
 from schemas.codec import Undecodable, decode
+from schemas.generated import Source
 from schemas.request import Request
 from streams.clocks import monotonic_ms
 from streams.log.port import LogRecord
@@ -178,6 +180,48 @@ class Pipeline:
     async def handle_admission(self, record: LogRecord, stages: Sequence[Stage]) -> None:
         """A record of a topic between two stages."""
         await self._handle(record, stages[0].name, self._read_admission, stages, self._behind(stages))
+
+    async def handle_moved(self, record: LogRecord) -> None:
+        """A record of `admission.moved`: a response that goes to another pool. Nothing stands anywhere but in the log,
+        so a crash before the acknowledgement has it chosen anew.
+        """
+        try:
+            move = decode(Move, record.value)
+        except Undecodable as error:
+            await self._bury(record, "moved", Buried(error.reason, error.detail))
+            return
+        try:
+            place = await self._attempts(record, "moved", lambda: moved(move, self.services), move.opened.deadline_ms)
+        except MustEnd:
+            raise
+        except QuotaUnavailable:
+            # Post-safety has ended it by now.
+            place = Nowhere(is_over=True)
+        except Exception as error:  # noqa: BLE001
+            _log.exception("stage_failed", stage="moved", response_id=move.response_id)
+            await self._bury(record, "moved", Buried("stage_failed", type(error).__name__))
+            place = Nowhere()
+        if isinstance(place, Nowhere):
+            if not place.is_over:
+                await self.publication.not_moved(move)
+            metrics.outcome("finished" if place.is_over else "not_moved").inc()
+            return
+        await self._put(move, *place)
+
+    async def _put(self, move: Move, admission: Admission, decision: Decision) -> None:
+        admission = admission.model_copy(update={"stage_ms": move.opened.stage_ms})
+        weight = weight_of(admission, decision.lane, self.services)
+        self.services.workers.routed(decision.worker_id, move.response_id, weight, self.services.clock_ms())
+        try:
+            await self.publication.moved(admission, decision, move, self.services.clock_ms())
+        except PublishTooLarge:
+            await self.publication.not_moved(move)
+            metrics.outcome("not_moved").inc()
+            return
+        metrics.outcome("moved").inc()
+        if admission.fallback is not None:
+            metrics.FALLBACKS.labels(admission.fallback.asked, admission.fallback.reason).inc()
+        _log.info("moved", response_id=move.response_id, move=move.move, pool=decision.pool, why=move.failed.code.value)
 
     def _hold(self, record: LogRecord, for_s: float) -> None:
         self.services.on_hold(record.topic, for_s)
@@ -355,7 +399,8 @@ class Pipeline:
                 if isinstance(event, Request):
                     metrics.outcome("put_aside").inc()
             case Admission(decision=decision) if decision is not None:
-                await self.publication.admitted(event, decision, self.services.clock_ms())
+                source = Source(topic=record.topic, partition=record.partition, offset=record.offset)
+                await self.publication.admitted(event, decision, self.services.clock_ms(), source)
                 metrics.outcome("replayed" if event.replayed else "admitted").inc()
                 if event.brownout is not None and not event.replayed:
                     metrics.BROWNED_OUT.labels(event.pool, event.brownout.level).inc()

@@ -13,8 +13,8 @@ from agents.admission.refusals import Buried, Refused, ending_of
 from agents.quota.limits import limits_of
 from agents.quota.store import Decided, Finished, QuotaStore, Refusal
 from agents.safety.output_policies import OutputPolicyWriter
-from schemas.admission import Admission, Decision
-from schemas.generated import Opened
+from schemas.admission import Admission, Decision, Move
+from schemas.generated import Ending, Opened, Source
 from schemas.policy import OutputPolicy
 from schemas.request import AdmittedRequest, Request
 from streams.dead_letters import letter_of
@@ -34,7 +34,10 @@ class Publication:
     directory: TenantDirectory
     output_policies: OutputPolicyWriter
 
-    async def admitted(self, admission: Admission, decision: Decision, now_ms: int) -> None:
+    async def admitted(
+        self, admission: Admission, decision: Decision, now_ms: int, source: Source | None = None
+    ) -> None:
+        """`source`: where the record stands that it is admitted from, for who moves it."""
         common = _said_by_both(admission, decision, now_ms)
         structure = admission.request.sampling.structured_outputs
         opened = Opened(
@@ -49,6 +52,8 @@ class Publication:
             lowered_from=decision.lowered_from,
             output_policy=await self._output_policy(admission.scope.tenant_id, now_ms),
             content_is_json=structure is not None and structure.value_schema is not None,
+            further=decision.further,
+            source=source if decision.further else None,
             echo=admission.request.echo,
         )
         # The verdict is nobody's precondition; it only has to be there before the event is acknowledged.
@@ -66,28 +71,62 @@ class Publication:
             #    `ended`. A crash after it, before the event's acknowledgement: the redelivered request puts it into
             #    the same partition again; the worker that claims the second copy finds the claim or the terminal of
             #    the first.
-            work = AdmittedRequest(
-                **common,
-                **_callable(admission.request),
-                prompt_token_ids=admission.prompt_token_ids,
-                input_ends=admission.input_ends,
-                dimensions=admission.request.dimensions,
-                sampling=admission.request.sampling,
-                generated_partition=decision.generated_partition,
-                opened_offset=opened_offset,
-                weight=self._weight(admission.scope.tenant_id),
-                cache_id=admission.cache_id,
-            )
-            await self.publisher.publish(
-                self.topics.lane(decision.pool, decision.lane).name,
-                work.encode(),
-                key=admission.response_id,
-                partition=decision.lane_partition,
-            )
+            await self._work(admission, decision, common, opened_offset)
         finally:
             if noting is not None:
                 await noting
         # 3. The caller acknowledges the event.
+
+    async def _work(
+        self, admission: Admission, decision: Decision, common: dict[str, Any], read_back_from: int
+    ) -> None:
+        work = AdmittedRequest(
+            **common,
+            **_callable(admission.request),
+            prompt_token_ids=admission.prompt_token_ids,
+            input_ends=admission.input_ends,
+            dimensions=admission.request.dimensions,
+            sampling=admission.request.sampling,
+            generated_partition=decision.generated_partition,
+            opened_offset=read_back_from,
+            weight=self._weight(admission.scope.tenant_id),
+            cache_id=admission.cache_id,
+        )
+        await self.publisher.publish(
+            self.topics.lane(decision.pool, decision.lane).name,
+            work.encode(),
+            key=admission.response_id,
+            partition=decision.lane_partition,
+        )
+
+    async def moved(self, admission: Admission, decision: Decision, move: Move, now_ms: int) -> None:
+        """The work, in the lane of its next place. A crash after it: it is put there again, or at another place, and
+        whoever of them begins it later finds the claim, the terminal, or an attempt that is void.
+        """
+        said = {**_said_by_both(admission, decision, now_ms), "move": move.move, "fallback": admission.fallback}
+        await self._work(admission, decision, said, move.begins_at)
+
+    async def not_moved(self, move: Move) -> None:
+        """It ends as it failed, unless an earlier delivery has found it a place where it was begun by now."""
+        opened, failed = move.opened, move.failed
+        ending = Ending(
+            response_id=move.response_id,
+            scope=move.scope,
+            code=failed.code,
+            written_by="admission",
+            attempt_id="",
+            message=failed.message,
+            param=failed.param,
+            move=move.move,
+            endpoint=opened.endpoint,
+            requested_model=opened.requested_model,
+            reply_to=opened.reply_to,
+            accepted_at_ms=opened.accepted_at_ms,
+            prompt_tokens=opened.prompt_tokens,
+        )
+        await self.publisher.publish(
+            self.topics.generated.name, ending.encode(), key=move.response_id, partition=move.generated_partition
+        )
 
     def _weight(self, tenant_id: str) -> int:
         """As it is now: of what was put into the lane twice, the worker goes by the copy that it read first."""

@@ -87,6 +87,9 @@ def without_tokens(value: bytes | None) -> Opened | Fence | Finishes | Ending | 
 class Rebuild:
     """Folds records of `generated`, of all partitions, each partition in log order. Holds what is open.
 
+    Where a response was moved to is no part of its route: who delivers its request again puts it into its first lane,
+    and nothing comes of that.
+
     Tokens are not counted. So a `fresh` fence behind tokens displaces the attempt before it, whose finish is not seen
     then: the response keeps its reservation until it is settled or swept. And a finish behind a gap counts, which ends
     the response in any case. The route, and whether an ending is still owed, are the same with and without tokens.
@@ -109,7 +112,7 @@ class Rebuild:
             case Opened():
                 if record.response_id not in self._opened:
                     self._opened[record.response_id] = record, partition
-                    self._prefixes[record.response_id] = AcceptedPrefix(record.choices)
+                    self._prefixes[record.response_id] = AcceptedPrefix(record.choices, most_moves=len(record.further))
                 return []
             case Fence():
                 if prefix := self._prefixes.get(record.response_id):
@@ -117,7 +120,7 @@ class Rebuild:
                 return []
             case Ending():
                 if prefix := self._prefixes.get(record.response_id):
-                    return self._ended([record.response_id] if prefix.ending(record) else [])
+                    return self._ended([record.response_id] if prefix.ending(record) == "terminal" else [])
                 remembered = record.attempt_id is None and _known_until_ms(record, written_at_ms) > self._now_ms
                 return [_refused(record, written_at_ms)] if remembered else []
             case Frame() | Finishes():
@@ -166,6 +169,7 @@ def _restored(opened: Opened, partition: int, *, ended: bool) -> Restored:
             brownout=opened.brownout,
             lowered_from=opened.lowered_from,
             stand_in=stand_in,
+            further=opened.further,
         ),
     )
 

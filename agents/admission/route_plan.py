@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from agents.admission.routing import LEAST_WAIT_MS, Load, QueueBound, drain_ms, is_long, overloaded, slot_wait_ms
-from schemas.generated import FallbackReason
+from schemas.fallback import FallbackReason
 from schemas.request import LANES, Lane
 from streams.directory import TIERS, Model, Pool, PoolWeights, Tier
 
@@ -93,9 +93,7 @@ def _of_model(option: Option, bound: QueueBound) -> Plan:
     """Its settings may have changed since it was admitted: then no pool takes it, and the first has to."""
     fit = [looked for looked in option.pools if takes(looked.pool, option.ask)] or option.pools[:1]
     live = [looked for looked in fit if looked.loads]
-    sound = [
-        Looked(pool, within) for pool, loads in live if (within := [each for each in loads if not each.out_for_ms])
-    ]
+    sound = [each for each in map(_sound, live) if each.loads]
     with_room = [
         looked
         for looked in sound
@@ -111,6 +109,28 @@ def _of_model(option: Option, bound: QueueBound) -> Plan:
         wait_ms = min(load.out_for_ms for _, loads in live for load in loads)
         return Plan(live[0].pool.name, (), "failing", retry_after_ms=max(wait_ms, LEAST_WAIT_MS))
     return Plan(fit[0].pool.name, (), "no_worker")
+
+
+def _sound(looked: Looked) -> Looked:
+    """Without the workers whose engines fail."""
+    return Looked(looked.pool, [load for load in looked.loads if not load.out_for_ms])
+
+
+def next_place(options: Sequence[Option], bound: QueueBound) -> tuple[int, Looked] | None:
+    """The first pool that has room, of what was admitted already and failed elsewhere; else, since it is not refused
+    for now any more, the first with a live worker. With the number of its option; None: there is none.
+    """
+    fit = [
+        (index, sound)
+        for index, option in enumerate(options)
+        for looked in option.pools
+        if takes(looked.pool, option.ask) and (sound := _sound(looked)).loads
+    ]
+    for index, looked in fit:
+        ask = options[index].ask
+        if not overloaded(looked.loads, ask.lane, bound) and _lets_in(looked.pool, looked.loads, ask.tier):
+            return index, looked
+    return fit[0] if fit else None
 
 
 def _weight(looked: Looked, weights: PoolWeights) -> float:

@@ -1,6 +1,6 @@
 """What admission may know of the world."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -9,6 +9,7 @@ from agents.admission.long_prompts import LongPrompts
 from agents.admission.routing import QueueBound, WorkersView
 from agents.quota.store import QuotaStore
 from agents.safety.prompt_policies import PromptPolicies
+from schemas.generated import Source
 from schemas.request import Message, Tool
 from streams.directory import ModelCatalog, TenantDirectory
 from streams.ids import ResponseIds
@@ -31,6 +32,10 @@ class Tokenizer(Protocol):
 
     def readings(self, token_ids: Sequence[int]) -> Sequence[str]:
         """What they may be taken to say: a phrase is hidden by no special token among them."""
+
+
+async def _nothing_kept(_source: Source) -> None:
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,5 +61,9 @@ class Services:
     """Of a pool's mean load: so much more may be at the worker that has had what begins alike."""
     brownout: Brownouts = field(default_factory=Brownouts)
     long_prompts: LongPrompts = field(default_factory=LongPrompts)
+    max_moves: int = 0
+    """So often a response is put into another pool before its first token."""
+    read_source: Callable[[Source], Awaitable[bytes | None]] = field(default=_nothing_kept)
+    """The value of a record; None: it is gone. Raises LogError."""
     on_hold: Callable[[str, float], None] = lambda _topic, _for_s: None
     """Told that records of a topic wait on purpose, for so many seconds. Called from any thread."""

@@ -26,6 +26,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
 
 from agents.admission.fallback import answered_by, as_decided, smaller_of, stand_in
+from agents.admission.moving import further_places
 from agents.admission.refusals import DEADLINE_PASSED, TENANT_GONE, UNAVAILABLE, Origin, Refused
 from agents.admission.route_plan import Looked, Option, Plan, plan
 from agents.admission.routing import Weight, choose
@@ -37,7 +38,8 @@ from agents.safety.phrases import Match, PhraseSet
 from schemas.admission import Admission, Decision
 from schemas.brownout import Brownout
 from schemas.endings import EndingCode
-from schemas.generated import Fallback, QueueAhead
+from schemas.fallback import Fallback
+from schemas.generated import QueueAhead
 from schemas.request import LANES, Lane, Request
 from schemas.vectors import weight_tokens
 from schemas.verdict import Verdict
@@ -141,7 +143,7 @@ async def quota_and_route(admission: Admission, services: Services) -> StageResu
         return await _quota(admission, services)
     wanted = _route(admission, at, services)
     queued = services.workers.queued(wanted.worker_id, wanted.lane)
-    with services.workers.asking(wanted.worker_id, admission.response_id, _weight(admission, wanted.lane, services)):
+    with services.workers.asking(wanted.worker_id, admission.response_id, weight_of(admission, wanted.lane, services)):
         outcome = await _reserve(admission, services, wanted)
     if isinstance(outcome, Decided) and outcome.is_new:
         _count(admission, wanted, services)
@@ -172,8 +174,8 @@ def _tokens(admission: Admission) -> int:
     return len(admission.prompt_token_ids) + admission.request.choices * admission.max_tokens
 
 
-def _weight(admission: Admission, lane: Lane, services: Services) -> Weight:
-    """With its vectors, which take room as answers do and cost nothing."""
+def weight_of(admission: Admission, lane: Lane, services: Services) -> Weight:
+    """What it takes of that lane's queue. With its vectors, which take room as answers do and cost nothing."""
     tokens, vectors = _tokens(admission), len(admission.input_ends)
     if vectors and (model := services.catalog.model(admission.model)) is not None and model.embedding is not None:
         tokens += weight_tokens(vectors, admission.request.dimensions or model.embedding.dimensions)
@@ -363,11 +365,12 @@ def _route(admission: Admission, at: Plan, services: Services) -> Decision:
         worker_id=route.worker_id,
         brownout=admission.brownout,
         stand_in=stand_in(admission, at.fallback),
+        further=further_places(admission, at.pool, services),
     )
 
 
 def _count(admission: Admission, decision: Decision, services: Services) -> None:
-    weight = _weight(admission, decision.lane, services)
+    weight = weight_of(admission, decision.lane, services)
     services.workers.routed(decision.worker_id, admission.response_id, weight, services.clock_ms())
 
 

@@ -30,7 +30,7 @@ from agents.quota.limits import limits_of
 from agents.quota.store import Decided, Finished, Refunded, Refusal, Reserved
 from schemas.admission import Admission
 from schemas.endings import EndingCode
-from schemas.generated import Fallback
+from schemas.fallback import Fallback
 from schemas.request import ENDPOINTS, Lane, Request
 from streams.chat_template import template_refusal
 from streams.chat_tokenizer import MAX_CHARS_PER_TOKEN, TooManyTokens

@@ -40,6 +40,7 @@ def run(settings: Settings) -> int:
         control=KafkaConsumer(settings.kafka, None, f"{client_id}-control", fetch_wait_ms=QUIET_FETCH_WAIT_MS),
         policies=KafkaConsumer(settings.kafka, None, f"{client_id}-policies"),
         parked=KafkaConsumer(settings.kafka, None, f"{client_id}-parked"),
+        workers=KafkaConsumer(settings.kafka, None, f"{client_id}-workers", fetch_wait_ms=QUIET_FETCH_WAIT_MS),
         producer=KafkaProducer(settings.kafka, client_id),
         metrics=Metrics(),
         tracing=tracing_of(settings),

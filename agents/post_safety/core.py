@@ -13,6 +13,7 @@ come back. A halt alone acts at once, by releasing nothing more.
 from collections import Counter
 from collections.abc import Mapping
 
+from agents.post_safety.deserted import Deserted
 from agents.post_safety.effects import Effect
 from agents.post_safety.fold import Fold, Phrases
 from agents.post_safety.own_endings import write_ending
@@ -23,6 +24,7 @@ from agents.post_safety.timers import Timers
 from schemas.control import Cancel
 from schemas.endings import EndingCode
 from schemas.generated import Ending, Fence, Frame, Opened
+from schemas.worker import WorkerState
 from streams.settings import PostSafetySettings
 
 
@@ -38,6 +40,7 @@ class PostSafety:
         self._partitions: dict[int, Partition] = {}
         self.counts: Counter[str] = Counter()
         self._timers = Timers(settings, self.counts)
+        self._deserted = Deserted(settings.move_after_ms, self.counts)
         self._fold = Fold(phrases, self._timers, self.counts)
 
     @property
@@ -130,13 +133,20 @@ class PostSafety:
             return self._fold.opened(state, record, offset, timestamp_ms, self._open_answers)
         if isinstance(record, Fence):
             return self._fold.fence(state, record, offset)
-        return self._fold.ending(state, record, timestamp_ms)
+        return self._fold.ending(state, record, offset, timestamp_ms)
 
     def cancel(self, cancel: Cancel, timestamp_ms: int) -> None:
         """Takes a cancel from `control`; takes effect in `tick`. May come before its response is known."""
         partitions = list(self._partitions.values())
         self._timers.cancel(partitions, cancel.response_id, cancel.scope.tenant_id, timestamp_ms)
 
+    def heartbeat(self, worker_id: str, state: WorkerState | None) -> None:
+        """What a worker says of itself; None: it is gone for good."""
+        self._deserted.heartbeat(worker_id, state)
+
     def tick(self, now_ms: int) -> list[Effect]:
-        """Endings that are due: deadlines, cancels that no worker answers, gaps that nobody fills."""
-        return self._timers.tick(list(self._partitions.values()), now_ms)
+        """Endings that are due: deadlines, cancels that no worker answers, gaps that nobody fills, pools that nobody
+        serves any more.
+        """
+        partitions = list(self._partitions.values())
+        return [*self._timers.tick(partitions, now_ms), *self._deserted.tick(partitions, now_ms)]

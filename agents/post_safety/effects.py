@@ -9,8 +9,9 @@ from schemas.base import ScopedRecord
 from schemas.batch import BatchResult
 from schemas.logprobs import RowLogprobs
 from schemas.parked import Parked
+from streams.topics import Topics
 
-Channel = Literal["responses", "usage", "results", "verdicts", "control", "generated", "parked"]
+Channel = Literal["responses", "usage", "results", "verdicts", "control", "generated", "parked", "moves"]
 
 ReleasedRow = tuple[bytes, str, int, int, Strand, str, list[int], int, RowLogprobs]
 """A row of `Release`: encoded scope without its trace context, response id, choice, first sequence, strand, text,
@@ -26,6 +27,19 @@ class Released(NamedTuple):
 
     partition: int
     rows: list[ReleasedRow]
+
+
+def names_of(topics: Topics) -> dict[Channel, str]:
+    """Where what is emitted goes. Results have topics of their own."""
+    return {
+        "responses": topics.responses.name,
+        "usage": topics.usage.name,
+        "verdicts": topics.verdicts.name,
+        "control": topics.control.name,
+        "generated": topics.generated.name,
+        "parked": topics.parked.name,
+        "moves": topics.moved.name,
+    }
 
 
 class Emit(NamedTuple):

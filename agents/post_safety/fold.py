@@ -73,10 +73,13 @@ class Fold:
             response.worker_began_at_ms = fence.stage_ms.get("worker")
         if response.gap is not None and response.gap.attempt_id != fence.attempt_id:
             response.gap = None
-        if displaced_id is None or displaced_id == fence.attempt_id:
-            return []
-        self._counts["superseded_attempts"] += 1
-        return [_say_void(fence, displaced_id, displaced_worker_id, "superseded")]
+        effects: list[Effect] = []
+        if fence.move and response.is_served_by(fence):
+            effects.append(_say_started(response))
+        if displaced_id is not None and displaced_id != fence.attempt_id:
+            self._counts["superseded_attempts"] += 1
+            effects.append(_say_void(fence, displaced_id, displaced_worker_id, "superseded"))
+        return effects
 
     def frame(self, state: Partition, frame: Frame, timestamp_ms: int) -> list[Effect]:
         """This loop runs once per token: what most rows need not do has been moved out of it."""
@@ -108,7 +111,7 @@ class Fold:
                     self._timers.watch_gap(state, response, Gap(attempt_id, timestamp_ms, first + count))
                 continue
             if first == 1 and not known:
-                response.cached_tokens = min(cached, response.opened.prompt_tokens)
+                response.cached_tokens = min(cached, response.served.prompt_tokens)
                 if response.started_held:
                     outbox.add([_say_started(response)])
             if count > known:
@@ -148,15 +151,24 @@ class Fold:
         self._counts["accepted_tokens"] += accepted_tokens
         return outbox.take()
 
-    def ending(self, state: Partition, ending: Ending, timestamp_ms: int) -> list[Effect]:
+    def ending(self, state: Partition, ending: Ending, offset: int, timestamp_ms: int) -> list[Effect]:
         response = state.responses.get(ending.response_id)
         if response is not None:
-            if response.prefix.ending(ending):
+            displaced_id, displaced_worker_id = response.prefix.attempt_id, response.attempt_worker_id
+            verdict = response.prefix.ending(ending)
+            if verdict == "terminal":
                 return self._close(state, response, ending.code, timestamp_ms, ending)
+            if verdict == "moved":
+                self._counts["moved"] += 1
+                moving = response.moves_on(ending, state.number, offset, timestamp_ms)
+                if displaced_id is None or ending.written_by == "worker":
+                    return [moving]
+                return [moving, _say_void(ending, displaced_id, displaced_worker_id, "ended")]
             self._counts["void_endings"] += 1
             return []
         # Only who admits can end what was never opened; anyone else's ending comes late.
-        if ending.response_id in state.ended or ending.written_by != "admission":
+        is_refusal = ending.written_by == "admission" and ending.attempt_id is None
+        if ending.response_id in state.ended or not is_refusal:
             self._counts["void_endings"] += 1
             return []
         state.remember_ended(ending.response_id)
@@ -200,7 +212,7 @@ class Fold:
             opened_offset=offset,
             opened_at_ms=timestamp_ms,
             held_offset=held_offset,
-            prefix=AcceptedPrefix(choices=opened.choices),
+            prefix=AcceptedPrefix(opened.choices, most_moves=len(opened.further)),
             hold=HoldBack(phrases or PhraseSet(()), content_is_json=opened.content_is_json),
             tallies=[Tally() for _ in range(opened.choices)],
             scope_json=opened.scope.model_copy(update={"traceparent": ""}).model_dump_json().encode(),
@@ -219,7 +231,8 @@ class Fold:
 
 
 def _say_started(response: Response) -> Emit:
-    opened = response.opened
+    """Once more where it was moved: who has shown nothing of it yet goes by the last one."""
+    opened = response.served
     response.started_held = False
     started = Started(
         response_id=opened.response_id,
@@ -239,24 +252,25 @@ def _say_started(response: Response) -> Emit:
         limits=opened.limits,
         queued=opened.queued,
         brownout=opened.brownout,
+        moves=response.prefix.moves,
         echo=opened.echo,
     )
     return Emit("responses", opened.response_id, started, response.reply_partition)
 
 
 def _say_void(
-    fence: Fence,
+    about: Fence | Ending,
     attempt_id: str,
     worker_id: str,
     why: Literal["tokens_precede", "superseded", "ended"],
     begun_offset: int | None = None,
 ) -> Emit:
-    """Tells the worker of an attempt what `fence` means for it."""
+    """Tells the worker of an attempt what this record means for it."""
     void = AttemptVoid(
-        response_id=fence.response_id, scope=fence.scope, attempt_id=attempt_id, worker_id=worker_id, why=why,
+        response_id=about.response_id, scope=about.scope, attempt_id=attempt_id, worker_id=worker_id, why=why,
         begun_offset=begun_offset,
     )  # fmt: skip
-    return Emit("control", fence.response_id, void)
+    return Emit("control", about.response_id, void)
 
 
 def _stopped_by(frame: Frame) -> dict[tuple[str, str, int], StoppedBy]:

@@ -22,7 +22,7 @@ _RETRY_JITTER_MS = 4_000
 
 def of_response(response: Response, code: EndingCode, ending: Ending | None, ended_at_ms: int) -> Iterator[Effect]:
     """How an opened response ended. `ending` is the record that said so; None when its last choice finished."""
-    opened = response.opened
+    opened = response.served
     reasons = [_finish_reason(response, choice, code) for choice in range(opened.choices)]
     usage = _token_usage(response)
     told = zip(reasons, response.tallies, strict=True)
@@ -93,7 +93,7 @@ def _bill(
 
     Nothing is charged for a response that no worker ever took, however it ended.
     """
-    opened = response.opened
+    opened = response.served
     of_vectors = is_of_vectors(opened)
     taken = response.prefix.attempts > 0
     for choice, tally in enumerate(response.tallies):
@@ -144,7 +144,7 @@ def _stage_ms(response: Response, tally: Tally, ended_at_ms: int) -> dict[str, i
     Differences between neighbours: in the lane (`routing` to `worker`), to the first token (to `prefill`), to the last
     accepted token (to `decode`), and from there until it had all been released or ended (to `post-safety`).
     """
-    stage_ms = dict(response.opened.stage_ms)
+    stage_ms = dict(response.served.stage_ms)
     if response.worker_began_at_ms is not None:
         stage_ms["worker"] = response.worker_began_at_ms
     if tally.newest is not None:
@@ -156,9 +156,9 @@ def _stage_ms(response: Response, tally: Tally, ended_at_ms: int) -> dict[str, i
 
 def _token_usage(response: Response) -> TokenUsage:
     reasoning = sum(tally.reasoning for tally in response.tallies)
-    output = 0 if is_of_vectors(response.opened) else sum(tally.output for tally in response.tallies)
+    output = 0 if is_of_vectors(response.served) else sum(tally.output for tally in response.tallies)
     return TokenUsage(
-        prompt_tokens=response.opened.prompt_tokens,
+        prompt_tokens=response.served.prompt_tokens,
         cached_tokens=response.cached_tokens,
         completion_tokens=reasoning + output,
         reasoning_tokens=reasoning,

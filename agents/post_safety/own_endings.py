@@ -12,11 +12,13 @@ from schemas.verdict import Verdict
 
 
 def write_ending(
-    state: Partition, response: Response, code: EndingCode, *, attempt_id: str | None = None
-) -> list[Effect]:
+    state: Partition, response: Response, code: EndingCode, *, attempt_id: str | None = None, message: str = "",
+    elsewhere: bool = False,
+) -> list[Effect]:  # fmt: skip
     """Writes an ending, which counts where it comes back in the log. There it stops whoever generates the response.
 
-    With `attempt_id` the ending is void once another attempt has begun, so it does not stand in another's way.
+    With `attempt_id` the ending is void once another attempt has begun, so it does not stand in another's way; with an
+    empty one, once any has. `elsewhere`: it moves the response, or is void.
     """
     if response.ending_written:
         return []
@@ -28,6 +30,9 @@ def write_ending(
         code=code,
         written_by="post-safety",
         attempt_id=attempt_id,
+        message=message,
+        move=response.prefix.moves,
+        elsewhere=elsewhere,
         endpoint=opened.endpoint,
         requested_model=opened.requested_model,
         reply_to=opened.reply_to,

@@ -13,13 +13,14 @@ import structlog
 
 from agents.post_safety.commits import CommitGate, OpenCommit
 from agents.post_safety.core import PostSafety
-from agents.post_safety.effects import Effect, Emit, Released, told
+from agents.post_safety.effects import Effect, Emit, Released, names_of, told
 from agents.post_safety.metrics import Metrics
 from agents.post_safety.parking import Position, plan_restart
 from agents.post_safety.policies import ResponsePhrases
 from agents.post_safety.regroup import Group, Regrouper
 from agents.post_safety.result_lines import shortened
 from agents.post_safety.unreadable import named_responses
+from agents.post_safety.watching import WorkersWatch
 from agents.safety.output_policies import OutputPolicyReader
 from schemas.batch import BatchResult
 from schemas.codec import Undecodable, decode
@@ -71,8 +72,8 @@ class DeliveryFailed(Exception):
 class PostSafetyProcess:
     """One member of group `post-safety`. Single-threaded: everything happens inside `step`.
 
-    `control`, `policies` and `parked` are independent readers. `clock_ms` is Unix time, close to the brokers';
-    `monotonic_s` never runs backwards; `new_owner` gives a name that nobody had.
+    `control`, `policies`, `parked` and `workers` are independent readers. `clock_ms` is Unix time, close to the
+    brokers'; `monotonic_s` never runs backwards; `new_owner` gives a name that nobody had.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class PostSafetyProcess:
         control: LogConsumer,
         policies: LogConsumer,
         parked: LogConsumer,
+        workers: LogConsumer,
         producer: LogProducer,
         metrics: Metrics,
         tracing: Tracing | None = None,
@@ -102,18 +104,12 @@ class PostSafetyProcess:
         self._clock_ms = clock_ms
         self._monotonic_s = monotonic_s
         self._new_owner = new_owner
+        self._workers = WorkersWatch(workers, topics.workers.name)
         self._policies = OutputPolicyReader(policies, topics.policies.name)
         self._core = PostSafety(settings, ResponsePhrases(self._policies, directory))
         self._regrouper = Regrouper(settings.regroup_ms)
         self._gate = CommitGate()
-        self._names = {
-            "responses": topics.responses.name,
-            "usage": topics.usage.name,
-            "verdicts": topics.verdicts.name,
-            "control": topics.control.name,
-            "generated": topics.generated.name,
-            "parked": topics.parked.name,
-        }
+        self._names = names_of(topics)
         self._starts: dict[int, int] = {}
         self._ends: dict[int, int] = {}
         self._gone: set[int] = set()  # during one poll
@@ -134,6 +130,7 @@ class PostSafetyProcess:
             on_revoke=self._revoked,
             on_lost=self._lost,
         )
+        self._workers.start(self._clock_ms())
         since_ms = self._clock_ms() - KEEP_MS
         partitions = self._control.partitions(self._topics.control.name)
         self._control.assign({place: self._control.offset_at(place, since_ms) for place in partitions})
@@ -157,6 +154,7 @@ class PostSafetyProcess:
             self._take(record)
             # A first token does not wait for the rest of what was read: after a stall that is a lot.
             self._send_due()
+        self._workers.read(self._core.heartbeat)
         self._publish(self._core.tick(self._clock_ms()))
         # 3 Publish what is due. After a crash: as in 2.
         self._send_due()
@@ -175,6 +173,7 @@ class PostSafetyProcess:
         self._control.close()
         self._policies.close()
         self._parked.close()
+        self._workers.close()
         if self._tracing is not None:
             self._tracing.close()
 

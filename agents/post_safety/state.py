@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 import orjson
 
-from agents.post_safety.effects import ReleasedRow
+from agents.post_safety.effects import Emit, ReleasedRow
 from agents.post_safety.hold_back import Delta, HoldBack
 from agents.post_safety.strands import NO_TOOLS, Strand, kind_and_call
-from schemas.generated import Kind, Opened, StoppedBy
+from schemas.admission import Failed, Move
+from schemas.generated import Ending, Fence, Kind, Opened, StoppedBy
 from schemas.logprobs import RowLogprobs
 from streams.accepted_prefix import AcceptedPrefix
 
@@ -83,6 +84,8 @@ class Gap:
 
 @dataclass(slots=True)
 class Response:
+    """`opened` is as it stands in the log; `served` says the same of the pool that it may have been moved to."""
+
     response_id: str
     reply_partition: int
     opened: Opened
@@ -104,11 +107,47 @@ class Response:
     gap: Gap | None = None
     ending_written: bool = False
     verdict_written: bool = False
+    placed_at_ms: int = field(init=False)
+    """When it was opened, or moved."""
+    moving_as: tuple[int, str | None] | None = None
+    """At which move, and in which attempt, it was asked to be moved for want of workers."""
+    tried: tuple[str, ...] = ()
+    """Pools that it was moved away from."""
+    served: Opened = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.served = self.opened
+        self.placed_at_ms = self.opened_at_ms
 
     @property
     def waits(self) -> bool:
         """Nothing but its `Opened` says what is to become of it."""
-        return not (self.prefix.attempts or self.gap is not None or self.hold.halted or self.started_held)
+        return not (
+            self.prefix.attempts or self.prefix.moves or self.gap is not None or self.hold.halted or self.started_held
+        )
+
+    def moves_on(self, ending: Ending, partition: int, offset: int, timestamp_ms: int) -> Emit:
+        """The ending at `offset` has moved it: whatever began it is over, and admission puts it elsewhere."""
+        self.gap = None
+        self.placed_at_ms = timestamp_ms
+        if self.held_offset is None:
+            self.held_offset = offset
+        self.tried = tuple(dict.fromkeys((*self.tried, self.served.pool)))
+        failed = Failed(code=ending.code, message=ending.message, param=ending.param)
+        move = Move(
+            response_id=self.response_id, scope=self.opened.scope, move=self.prefix.moves, tried=list(self.tried),
+            generated_partition=partition, begins_at=offset + 1, failed=failed, opened=self.opened,
+        )  # fmt: skip
+        return Emit("moves", self.response_id, move)
+
+    def is_served_by(self, fence: Fence) -> bool:
+        """Of one that was moved: who answers it. Whether that is another than before."""
+        now = {
+            "pool": fence.pool, "model": fence.model, "prompt_tokens": fence.prompt_tokens, "fallback": fence.fallback,
+            "queued": None,
+        }  # fmt: skip
+        before, self.served = self.served, self.opened.model_copy(update=now)
+        return self.served != before
 
     def release(self, delta: Delta) -> ReleasedRow:
         """What was held, or never had to be, leaves: the first of every strand among it."""

@@ -74,7 +74,7 @@ class Timers:
             cancelled_at_ms, gap = response.cancelled_at_ms, response.gap
             if cancelled_at_ms is not None:
                 # Where no attempt has begun, nobody will answer: it ends at once.
-                patience_ms = self._settings.unanswered_cancel_ms if response.prefix.attempts else 0
+                patience_ms = self._settings.unanswered_cancel_ms if response.prefix.attempt_id is not None else 0
                 if now_ms >= cancelled_at_ms + patience_ms:
                     response.cancelled_at_ms = None
                     effects += write_ending(state, response, EndingCode.CANCELLED)

@@ -7,7 +7,7 @@ from schemas.base import Record, Scope
 from schemas.control import AttemptVoid, Cancel, Halt
 from schemas.generated import Ending, Fence, Frame, Opened
 from schemas.request import AdmittedRequest, Request
-from schemas.responses import Release, Started, Terminal
+from schemas.responses import Release, Started, Terminal, is_news
 from schemas.usage import ComputeRecord, DeliveredCount, UsageEvent
 from streams.log.port import LogRecord
 
@@ -193,10 +193,12 @@ class Timeline:
                     what = f"attempt {self._fences} begun ({event.kind})"
                     yield Step(event.stage_ms["worker"], what, event.worker_id)
                 yield Step(at_ms, "fence stored", LOG, where)
+            case Ending(elsewhere=True):
+                yield Step(at_ms, f"failed here, may go elsewhere: {event.code} (by {event.written_by})", LOG, where)
             case Ending():
                 yield Step(at_ms, f"ending stored: {event.code} (by {event.written_by})", LOG, where)
             case Started():
-                self.started = self.started or event
+                self.started = event if is_news(event, self.started) else self.started
                 self._accepted(event.accepted_at_ms)
                 yield Step(at_ms, "its client may know that it was admitted", LOG, where)
             case Terminal():

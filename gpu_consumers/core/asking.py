@@ -27,22 +27,24 @@ class Asking:
         # What is planned as a claim is taken over first, if anybody had it, also this worker.
         held_as = "" if work.plan == "claim" else work.claimed_as
         return AskClaim(
-            work.response_id, attempt_id, purpose, work.generated_end, _keep_ms(work, now_ms), most_begun, held_as
-        )
+            work.response_id, attempt_id, purpose, work.generated_end, _keep_ms(work, now_ms), most_begun, held_as,
+            work.move,
+        )  # fmt: skip
 
     @staticmethod
     def read_back(work: Work, fence_offset: int) -> AskReadBack:
         return AskReadBack(
-            work.response_id, work.attempt_id, work.partition, work.reads_from, fence_offset, work.request.choices
-        )
+            work.response_id, work.attempt_id, work.partition, work.reads_from, fence_offset, work.request.choices,
+            work.move,
+        )  # fmt: skip
 
     @staticmethod
     def finish(work: Work, now_ms: int) -> FinishClaim:
-        return FinishClaim(work.response_id, _keep_ms(work, now_ms))
+        return FinishClaim(work.response_id, _keep_ms(work, now_ms), work.move)
 
     @staticmethod
     def release(work: Work) -> ReleaseClaim:
-        return ReleaseClaim(work.response_id, work.claimed_as, uncount=work.is_counted)
+        return ReleaseClaim(work.response_id, work.claimed_as, work.is_counted, work.move)
 
 
 def _keep_ms(work: Work, now_ms: int) -> int:

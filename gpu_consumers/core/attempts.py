@@ -219,7 +219,7 @@ class Attempts:
 
     # Claims
 
-    def claimed(self, response_id: str, attempt_id: str, claim: Claim | None, now_ms: int) -> None:
+    def claimed(self, response_id: str, attempt_id: str, claim: Claim | None, now_ms: int, move: int = 0) -> None:
         """The answer to `AskClaim`; None when the store did not answer."""
         work = self._works.by_response.get(response_id)
         look = self._slots.take_look(response_id, attempt_id)
@@ -227,7 +227,7 @@ class Attempts:
             self._looked_up(work, look, claim, now_ms)
         elif work is None:
             if claim is not None and claim.state in ("fresh", "expired"):
-                self._effects.append(effects.ReleaseClaim(response_id, attempt_id, uncount=claim.counted))
+                self._effects.append(effects.ReleaseClaim(response_id, attempt_id, claim.counted, move))
         elif work.phase is Phase.CLAIMING and work.attempt_id == attempt_id:
             self._begin(work, claim, now_ms)
         elif work.phase is Phase.RUNNING and attempt_id in (work.attempt_id, work.claimed_as):
@@ -285,7 +285,7 @@ class Attempts:
         if work is None:
             if claim is not None and claim.state in ("fresh", "expired"):
                 # Does nothing where it is not ours.
-                self._effects.append(effects.ReleaseClaim(look.response_id, look.attempt_id))
+                self._effects.append(effects.ReleaseClaim(look.response_id, look.attempt_id, move=look.move))
         elif not work.waits_for_claim:
             # It found a slot, or ended, before the answer came: that is what decides.
             return

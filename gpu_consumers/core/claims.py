@@ -2,7 +2,7 @@
 
 One lease per worker incarnation (a worker that restarts is a new one); a claim points to its incarnation, so that one
 renewal keeps everything that a worker holds. A claim is the response's, whichever pool works at it, and outlives its
-deadline.
+deadline. Once it was moved to another pool it has another one: what is finished is the work at one place.
 """
 
 from collections.abc import Sequence
@@ -13,6 +13,11 @@ ClaimState = Literal["fresh", "expired", "leased", "finished"]
 
 KEPT_BEYOND_DEADLINE_MS = 3_600_000
 """So long a record may be read again after its response has ended: until a commit covers it."""
+
+
+def claim_id(response_id: str, move: int) -> str:
+    """What is claimed: a response, at the place to which it was moved so often."""
+    return f"{response_id}.{move}" if move else response_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +41,11 @@ class AskClaim:
     most_begun: int | None = None
     held_as: str = ""
     """The attempt under which it is ours already, and may enter an engine."""
+    move: int = 0
+
+    @property
+    def claim_id(self) -> str:
+        return claim_id(self.response_id, self.move)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +54,11 @@ class FinishClaim:
 
     response_id: str
     keep_ms: int = KEPT_BEYOND_DEADLINE_MS
+    move: int = 0
+
+    @property
+    def claim_id(self) -> str:
+        return claim_id(self.response_id, self.move)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +68,11 @@ class ReleaseClaim:
     response_id: str
     attempt_id: str
     uncount: bool = False
+    move: int = 0
+
+    @property
+    def claim_id(self) -> str:
+        return claim_id(self.response_id, self.move)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,14 +142,14 @@ class ClaimTable:
 
     def claim(self, incarnation: str, ask: AskClaim, now_ms: int) -> Claim:
         self.renew(incarnation, now_ms)
-        held = self._held.get(ask.response_id)
+        held = self._held.get(ask.claim_id)
         state: ClaimState = "expired"
         previous = ""
         if held is None:
             if ask.purpose == "look":
                 return Claim("fresh")
             state = "fresh"
-            held = self._held[ask.response_id] = _Held(incarnation, ask.attempt_id, ask.generated_end)
+            held = self._held[ask.claim_id] = _Held(incarnation, ask.attempt_id, ask.generated_end)
         elif held.finished:
             return Claim("finished")
         else:
@@ -155,12 +175,12 @@ class ClaimTable:
         return stood
 
     def finish(self, incarnation: str, mark: FinishClaim) -> None:
-        held = self._held.get(mark.response_id)
+        held = self._held.get(mark.claim_id)
         if held is not None and held.incarnation == incarnation:
             held.incarnation, held.finished = "", True
 
     def release(self, incarnation: str, mark: ReleaseClaim) -> None:
-        held = self._held.get(mark.response_id)
+        held = self._held.get(mark.claim_id)
         if held is not None and (held.incarnation, held.attempt_id) == (incarnation, mark.attempt_id):
             held.incarnation = ""
             if mark.uncount:

@@ -57,6 +57,14 @@ def how_it_failed(work: Work, delta: EngineDelta) -> tuple[EndingCode, str]:
     return EndingCode.ENGINE_FAILED, ""
 
 
+def goes_elsewhere(work: Work, code: EndingCode) -> bool:
+    """Whether another pool may answer what ends here: nothing of it came. What may have killed engines is not let at
+    those of other pools.
+    """
+    is_untold = work.accepted is None and (not work.submitted_at_ms or work.has_said_nothing)
+    return ENDINGS[code].elsewhere and is_untold and not work.is_suspect and work.losses < MAX_LOSSES
+
+
 def too_long(work: Work, most: int) -> tuple[EndingCode, str, str | None]:
     """The ending of what the engine's memory, of `most` tokens, never has room for, what is told of it, and the field
     that is to blame: of an answer that has begun none is, since another engine had room.

@@ -71,6 +71,7 @@ class AskReadBack:
     first_offset: int
     fence_offset: int
     choices: int = 1
+    move: int = 0
 
 
 @dataclass(frozen=True, slots=True)

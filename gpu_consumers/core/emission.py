@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Literal
 
 from gpu_consumers.core.config import CoreConfig, Observer
+from gpu_consumers.core.continuation import goes_elsewhere
 from gpu_consumers.core.effects import DeadLetterSent, Effect, EndingSent, FenceSent, FrameSent, Publish, Receipt
 from gpu_consumers.core.frames import FrameColumns, HeldRows, joined
 from gpu_consumers.core.prompt_hits import KnownPrefixes, PromptHits
@@ -217,6 +218,9 @@ class Emission:
             pool=self._config.pool,
             model=self._config.model,
             since_offset=work.reads_from if kind == "takeover" else 0,
+            move=work.move,
+            prompt_tokens=work.prompt_tokens if work.move else 0,
+            fallback=request.fallback,
         )
         self._generated(work, fence, FenceSent(work.partition, work.response_id, work.attempt_id))
 
@@ -232,6 +236,8 @@ class Emission:
             attempt_id=work.attempt_id or None,
             message=message or ENDINGS[code].message,
             param=param,
+            move=work.move,
+            elsewhere=goes_elsewhere(work, code),
             endpoint=request.endpoint,
             requested_model=request.requested_model,
             reply_to=request.reply_to,

@@ -36,5 +36,5 @@ class Keeping:
             # Another had it meanwhile, and its fence may stand before what is still to come of this attempt. Were the
             # claim this one's, a finish that does not count would be believed by everybody.
             if claim.state == "expired":
-                self._effects.append(ReleaseClaim(work.response_id, attempt_id, uncount=claim.counted))
+                self._effects.append(ReleaseClaim(work.response_id, attempt_id, claim.counted, work.move))
             work.claimed_as, work.is_counted = "", False

@@ -23,8 +23,9 @@ class ReadBack:
     """The answer to an ask. `attempts` counts those that the log holds, its own included; `silent_attempts` those
     before its own of which nothing was accepted, since something last was.
 
-    `ended`: there is a terminal. `superseded`: the own fence was not found, or does not count. `generate`: nothing was
-    accepted, the fenced attempt may begin. `interrupted`: tokens were `accepted`, or the end of a choice.
+    `ended`: there is a terminal, or it was moved to another pool. `superseded`: the own fence was not found, or does
+    not count. `generate`: nothing was accepted, the fenced attempt may begin. `interrupted`: tokens were `accepted`, or
+    the end of a choice.
     """
 
     ask: AskReadBack
@@ -37,8 +38,9 @@ class ReadBack:
 class _Response:
     """What the log has of one response so far."""
 
-    def __init__(self, choices: int) -> None:
-        self.prefix = AcceptedPrefix(choices)
+    def __init__(self, choices: int, move: int) -> None:
+        # Where it goes on from here is others' to say: what ends it here, or moves it, ends the work here.
+        self.prefix = AcceptedPrefix(choices, moves=move, most_moves=move + 1)
         self.token_ids = [array("I") for _ in range(choices)]
         self.chars = [0] * choices
         self.attempts_before = 0
@@ -52,7 +54,7 @@ class _Response:
 
     def answer(self, ask: AskReadBack) -> ReadBack:
         prefix = self.prefix
-        if prefix.terminal is not None:
+        if prefix.terminal is not None or prefix.moves != ask.move:
             return ReadBack(ask, "ended", prefix.attempts)
         if prefix.attempt_id != ask.attempt_id:
             return ReadBack(ask, "superseded", prefix.attempts)
@@ -97,7 +99,7 @@ class PartitionReadBack:
         while self._later and self._later[0].first_offset <= offset:
             ask = self._later.popleft()
             self._asks[ask.response_id] = ask
-            response = self._responses[ask.response_id] = _Response(ask.choices)
+            response = self._responses[ask.response_id] = _Response(ask.choices, ask.move)
             self._prefixes[ask.response_id] = response.prefix
         self.next_offset = offset + 1
         if not self._asks or value is None:

@@ -115,10 +115,12 @@ class Work:
     # Of the request; looked at with every token, so kept at hand.
     response_id: str = field(init=False)
     partition: int = field(init=False)
+    move: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.response_id = self.request.response_id
         self.partition = self.request.generated_partition
+        self.move = self.request.move
         self.reads_from = self.generated_end = self.request.opened_offset
 
     @property

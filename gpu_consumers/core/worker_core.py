@@ -190,9 +190,9 @@ class WorkerCore:
 
     # Answers to effects
 
-    def claimed(self, response_id: str, attempt_id: str, claim: Claim | None, now_ms: int) -> None:
+    def claimed(self, response_id: str, attempt_id: str, claim: Claim | None, now_ms: int, move: int = 0) -> None:
         """The answer to `AskClaim`; None when the store did not answer."""
-        self._attempts.claimed(response_id, attempt_id, claim, now_ms)
+        self._attempts.claimed(response_id, attempt_id, claim, now_ms, move)
 
     def read_back(self, answer: ReadBack, now_ms: int) -> None:
         """The answer to `AskReadBack`: what the log says."""

@@ -89,7 +89,7 @@ class Claiming:
                         "claims_unavailable", what="claim", unanswered=unanswered, asked=len(claims), repeats=True
                     )
                 for ask, claim in zip(asks, claims, strict=True):
-                    self._core.claimed(ask.response_id, ask.attempt_id, claim, self._now_ms())
+                    self._core.claimed(ask.response_id, ask.attempt_id, claim, self._now_ms(), ask.move)
                 self._after_event()
 
     async def tell_marks(self) -> None:

@@ -101,8 +101,8 @@ class RedisClaims:
         self._lease_ms = lease_ms
         self._scripts = ScriptPipeline(redis)
 
-    def _claim_key(self, response_id: str) -> str:
-        return redis_keys.claim(self._region, response_id)
+    def _claim_key(self, about: AskClaim | FinishClaim | ReleaseClaim) -> str:
+        return redis_keys.claim(self._region, about.claim_id)
 
     @property
     def _lease_key(self) -> str:
@@ -123,7 +123,7 @@ class RedisClaims:
         is_ours = claim.state == "expired" or ask.purpose != "look"
         if earlier.state == "leased" and is_ours:
             try:
-                await self.release([ReleaseClaim(ask.response_id, ask.attempt_id, uncount=claim.counted)])
+                await self.release([ReleaseClaim(ask.response_id, ask.attempt_id, claim.counted, ask.move)])
             except ClaimsUnavailable as error:
                 # Who is told `leased` asks again, and gives it back then.
                 _log.warning("claims_unavailable", what="give way", error=str(error), repeats=True)
@@ -140,7 +140,7 @@ class RedisClaims:
         return [
             self._scripts.call(
                 _LOOK_BEFORE,
-                [redis_keys.claim_of_the_release_before(self._region, self._pool, ask.response_id)],
+                [redis_keys.claim_of_the_release_before(self._region, self._pool, ask.claim_id)],
                 [leases],
             )
             for ask in asks
@@ -151,7 +151,7 @@ class RedisClaims:
         return [
             self._scripts.call(
                 _CLAIM,
-                [self._claim_key(ask.response_id), self._lease_key],
+                [self._claim_key(ask), self._lease_key],
                 [
                     any_lease,
                     self._incarnation,
@@ -176,15 +176,14 @@ class RedisClaims:
 
     async def finish(self, marks: Sequence[FinishClaim]) -> None:
         await _all(
-            self._scripts.call(_FINISH, [self._claim_key(mark.response_id)], [self._incarnation, mark.keep_ms])
-            for mark in marks
+            self._scripts.call(_FINISH, [self._claim_key(mark)], [self._incarnation, mark.keep_ms]) for mark in marks
         )
 
     async def release(self, marks: Sequence[ReleaseClaim]) -> None:
         await _all(
             self._scripts.call(
                 _RELEASE,
-                [self._claim_key(mark.response_id)],
+                [self._claim_key(mark)],
                 [self._incarnation, mark.attempt_id, int(mark.uncount)],
             )
             for mark in marks

@@ -38,7 +38,7 @@ STEPS: st.SearchStrategy[list[Step]] = st.lists(
     st.tuples(
         st.sampled_from(["begin", "begin", "take", "look", "finish", "release", "renew", "resign"]),
         st.sampled_from(["a/1", "a/2", "b/1"]),
-        st.sampled_from(["r1", "r2"]),
+        st.sampled_from(["r1", "moved"]),
         st.integers(0, 5),
     ),
     max_size=25,
@@ -75,12 +75,12 @@ def test_redis_decides_as_the_table_does(redis_url: str, script: list[Step]) -> 
         stores = {name: claims(client, region, name) for name in ("a/1", "a/2", "b/1")}
         table = ClaimTable(LONG_MS)
         for what, incarnation, response_id, number in script:
-            store, attempt_id = stores[incarnation], f"att_{number}"
+            store, attempt_id, move = stores[incarnation], f"att_{number}", int(response_id == "moved")
             if what in ("begin", "take", "look"):
                 most_begun = number if number < 3 else None
                 held_as = f"att_{number ^ 1}" if number > 1 else ""
                 ask = AskClaim(
-                    response_id, attempt_id, what, generated_end=number, most_begun=most_begun, held_as=held_as
+                    "r1", attempt_id, what, generated_end=number, most_begun=most_begun, held_as=held_as, move=move
                 )
                 [found] = await store.claim([ask])
                 expected = table.claim(incarnation, ask, 0)
@@ -89,10 +89,10 @@ def test_redis_decides_as_the_table_does(redis_url: str, script: list[Step]) -> 
                     assert 0 < found.retry_in_ms <= LONG_MS
                 assert dataclasses.replace(found, retry_in_ms=expected.retry_in_ms) == expected
             elif what == "finish":
-                await store.finish([FinishClaim(response_id)])
-                table.finish(incarnation, FinishClaim(response_id))
+                await store.finish([FinishClaim("r1", move=move)])
+                table.finish(incarnation, FinishClaim("r1", move=move))
             elif what == "release":
-                mark = ReleaseClaim(response_id, attempt_id, uncount=bool(number % 2))
+                mark = ReleaseClaim("r1", attempt_id, uncount=bool(number % 2), move=move)
                 await store.release([mark])
                 table.release(incarnation, mark)
             elif what == "renew":

@@ -2,9 +2,12 @@
 whom a smaller model may answer has it from that.
 """
 
+import signal
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
@@ -13,6 +16,7 @@ from deploy.local.runner import Stack
 from schemas.websocket import QueuedMessage, StartedMessage
 from tests.e2e.sockets import open_socket
 from tests.e2e.stacks import ENGINE, TIMEOUT_S, body, http_client, is_scripted, metrics_text, prepared
+from tests.faults.history import read_topic
 from tests.servers import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
@@ -23,6 +27,7 @@ TURNS = 6
 CUT = 40
 FEW = {
     "SLUICE_WORKER__HEALTHY_BUFFER": "0", "SLUICE_ADMISSION__MAX_QUEUED_REQUESTS": "20",
+    "SLUICE_POST_SAFETY__MOVE_AFTER_MS": "1000",
     "SLUICE_BROWNOUT__PINNED": '{"default": 1}', "SLUICE_BROWNOUT__FREE_MAX_TOKENS": str(CUT),
 }  # fmt: skip
 
@@ -113,3 +118,46 @@ def test_at_a_pool_that_is_taken_paid_tenants_wait_and_free_ones_are_answered_by
     assert forbidden.status_code == 503
     assert "sluice-tiny may have room" in forbidden.json()["error"]["message"]
     assert int(forbidden.headers["retry-after"]) >= 1
+
+
+def test_what_a_pool_has_not_begun_when_it_freezes_is_answered_once_by_the_smaller_model(crowded: Stack) -> None:
+    """It was routed while the worker seemed to live; who thaws later begins it in vain."""
+    topics, worker = crowded.plan.settings.topics, crowded.supervisor.process("worker-2")
+
+    def is_idle(since_ms: int) -> bool:
+        """By a heartbeat, which is what it is routed by."""
+        beats = [each for _, each in read_topic(crowded, topics.workers.name) if each["worker_id"] == "worker-2"]
+        return beats[-1]["beat_at_ms"] > since_ms and not beats[-1]["running"] + beats[-1]["waiting"]
+
+    for _ in range(3):
+        now_ms = time.time_ns() // 10**6
+        until(partial(is_idle, now_ms), "its slot is free", TIMEOUT_S)
+        worker.send(signal.SIGSTOP)
+        try:
+            with open_socket(crowded, "brief") as socket:
+                asked = socket.ask("Hi", "1", model="sluice-small", max_tokens=20)
+                answer = socket.until_ended(asked)
+        finally:
+            worker.send(signal.SIGCONT)
+        moved = {record["response_id"] for _, record in read_topic(crowded, topics.moved.name)}
+        if asked in moved:
+            break
+        # Its last heartbeat was too old already: it was routed to the smaller model.
+    else:
+        pytest.fail("it was never moved")
+    assert answer.terminal is not None
+    assert (answer.terminal.code, answer.terminal.model) == ("completed", "sluice-tiny")
+    assert answer.terminal.fallback is not None
+    assert (answer.terminal.fallback.asked, answer.terminal.fallback.reason) == ("sluice-small", "no_worker")
+    assert is_scripted(answer.text)
+
+    def thawed() -> bool:
+        records = (record for _, record in read_topic(crowded, topics.generated.name) if record["type"] == "fence")
+        return any(each["response_id"] == asked and each.get("move", 0) == 0 for each in records)
+
+    until(thawed, "the former worker has begun it too", TIMEOUT_S)
+    bills = [record for _, record in read_topic(crowded, topics.usage.name) if record.get("response_id") == asked]
+    [bill] = [record for record in bills if record["type"] == "usage"]
+    assert (bill["model"], bill["pool"], bill["output_tokens"]) == ("sluice-tiny", "default", 20)
+    told = [record for _, record in read_topic(crowded, topics.responses.name) if record.get("response_id") == asked]
+    assert [record["type"] for record in told if record["type"] == "terminal"] == ["terminal"]

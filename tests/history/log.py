@@ -63,6 +63,9 @@ class Generated:
     """When rows were emitted that do not count."""
     late_tokens: int = 0
     """Of attempts that others had gone on with."""
+    moves: int = 0
+    before_move: int = 0
+    """How many had begun when it was last moved to another pool."""
 
     @property
     def choices(self) -> int:
@@ -90,7 +93,7 @@ class Generated:
 
     @property
     def attempt_id(self) -> str:
-        return self.began[-1].attempt_id if self.began else ""
+        return self.began[-1].attempt_id if len(self.began) > self.before_move else ""
 
     def open(self, record: Mapping[str, Any]) -> None:
         if self.opened is None and not self.code:
@@ -99,6 +102,8 @@ class Generated:
     def fence(self, record: Mapping[str, Any], offset: int, at_ms: int) -> None:
         attempt_id = record["attempt_id"]
         if self.opened is None or self.code or attempt_id in {each.attempt_id for each in self.began}:
+            return
+        if record.get("move", 0) != self.moves:
             return
         if record["kind"] == "fresh" and (self.tokens or self.finished):
             return
@@ -135,12 +140,22 @@ class Generated:
         self.is_spoilt = self.is_spoilt or attempt_id == self.attempt_id
 
     def ending(self, record: Mapping[str, Any]) -> None:
-        attempt_id = record.get("attempt_id")
-        if self.code or (attempt_id is not None and attempt_id != self.attempt_id):
+        attempt_id, move = record.get("attempt_id"), record.get("move", 0)
+        if self.code or (attempt_id is not None and (move, attempt_id) != (self.moves, self.attempt_id)):
             return
-        if self.opened is not None or record["written_by"] == "admission":
-            self.code = record["code"]
-            self.refused = record if self.opened is None else None
+        if self.opened is None:
+            if record["written_by"] == "admission" and attempt_id is None:
+                self.code, self.refused = record["code"], record
+            return
+        if record.get("elsewhere"):
+            if move != self.moves:
+                return
+            if move < len(self.opened.get("further", ())) and not self.tokens and not self.finished:
+                self.moves, self.before_move, self.since, self.is_spoilt = move + 1, len(self.began), -1, False
+                return
+            if record["written_by"] == "post-safety":
+                return
+        self.code = record["code"]
 
 
 @dataclass(slots=True)

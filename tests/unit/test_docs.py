@@ -25,7 +25,7 @@ SETTING = re.compile(
     rf"`({'|'.join(SECTIONS)})\.(?!py\b)([a-z_]+)`(?:[^`().;]{{0,20}}\((\d+(?:,\d+)+|\d[\d.]*(?= m?s\b)))?"
 )
 """A setting as documents name it, and the default that they tell in parentheses: a time, or a number with a comma."""
-TOPICS = {"admission.jobs", "admission.aside", "admission.later"}
+TOPICS = {"admission.jobs", "admission.aside", "admission.later", "admission.moved"}
 FIELDS = {"metadata.user_id"}
 """Of bodies, as documents name them."""
 PATH = re.compile(

@@ -81,8 +81,8 @@ class EventWriter:
         telling.join(self)
 
     def begin(self, started: Started) -> Told:
-        """How it began; repeated calls change nothing."""
-        if self._telling.about is None:
+        """How it began. Repeated calls tell nothing: at its end another model may stand, if it was moved to one."""
+        if self._telling.about is None or started.moves:
             self._telling.about = About.of(started)
         return together(self._begin())
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from schemas.base import Scope
 from schemas.request import OnDisconnect
-from schemas.responses import Release, Started, Terminal
+from schemas.responses import Release, Started, Terminal, is_news
 from streams.gateway.closing import CloseReason
 from streams.gateway.fan_out.backlog import Backlog, HistoryEntry
 from streams.gateway.fan_out.elsewhere import Elsewhere
@@ -185,13 +185,11 @@ class Hub:
 
     def apply_started(self, record: Started, partition: int, now_ms: int) -> None:
         stream = self._stream(record.response_id, partition, record.scope, now_ms)
-        if stream is None or stream.started is not None:
+        if stream is None or not is_news(record, stream.started):
             return
-        stream.started = record
-        self._meet(stream, record.on_disconnect, now_ms)
         self._lacking(partition).streams[stream.response_id] = stream
-        for viewer in stream.viewers:
-            viewer.wake()
+        stream.begins(record)
+        self._meet(stream, record.on_disconnect, now_ms)
 
     def apply_release(self, record: Release, partition: int, now_ms: int) -> None:
         """Viewers that wait for their first token are woken at once, the others by `wake_viewers`."""

@@ -301,6 +301,13 @@ class Stream:
         fresh.delivered_tokens = max([self.delivered_tokens, *(viewer.delivered_tokens for viewer in self.viewers)])
         return fresh
 
+    def begins(self, started: Started) -> None:
+        """How it began, or anew where it was moved to: its viewers are told."""
+        is_moved, self.started, self.started_is_kept = self.started is not None, started, False
+        for viewer in self.viewers:
+            viewer.started_taken &= not is_moved
+            viewer.wake()
+
     def begin_anew(self) -> None:
         """Lets go of its text, and of how it began unless history knows: the records are read again."""
         self.trimmed += len(self.spans)

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from schemas.responses import Release, Started, Terminal
+from schemas.responses import Release, Started, Terminal, is_news
 from streams.gateway.fan_out.spans import Span, first_part, memory_bytes
 from streams.gateway.history.turns import last_of, packed, unpacked
 
@@ -72,7 +72,8 @@ class Replay:
         return self.started is not None or self.terminal is not None or self.last > self.after or self.gap
 
     def add_started(self, started: Started) -> None:
-        self.started = self.started or started
+        if is_news(started, self.started):
+            self.started = started
 
     def add_span(self, span: Span) -> None:
         self.seen = max(self.seen, span.sequence_number)

@@ -24,6 +24,7 @@ from streams.gateway.fan_out.spans import Span, memory_bytes
 from streams.gateway.fan_out.stream import Closed, Event
 from streams.gateway.http.answers import (
     ending_response,
+    fallback_notices,
     invalid_parameter,
     json_bytes,
     json_response,
@@ -209,7 +210,7 @@ class Answering:
                 )
                 return await told_whole(
                     self._gateway, tenant_id, memory_bytes(answer.spans), lambda: dialect.whole(asked, answer), share,
-                    gathered.held, headers,
+                    gathered.held, {**headers, **fallback_notices(end)},
                 )  # fmt: skip
             except ApiError as error:
                 if not error.retryable:

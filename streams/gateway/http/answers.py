@@ -56,14 +56,21 @@ def notices_of(started: Started | None) -> dict[str, str]:
     """Headers of an answer that is given less than was asked for, waits behind its lane, or is a smaller model's, for
     who does not compare the `model` of an answer with that of its question. The same whenever it is had.
     """
-    notices: dict[str, str] = {}
-    if started is not None and (brownout := started.brownout) is not None:
+    if started is None:
+        return {}
+    notices = fallback_notices(started)
+    if (brownout := started.brownout) is not None:
         notices |= {"x-brownout-level": str(brownout.level), "x-brownout-max-tokens": str(brownout.max_tokens)}
-    if started is not None and (fallback := started.fallback) is not None:
-        notices |= {"x-sluice-fallback-from": fallback.asked, "x-sluice-fallback-reason": fallback.reason}
-    if started is not None and (lane := started.lowered_from) is not None:
+    if (lane := started.lowered_from) is not None:
         notices |= {"x-queue-lowered-from": lane}
     return notices
+
+
+def fallback_notices(told: Started | Terminal) -> dict[str, str]:
+    """Of a smaller model's answer: which was asked for, and why it did not answer."""
+    if told.fallback is None:
+        return {}
+    return {"x-sluice-fallback-from": told.fallback.asked, "x-sluice-fallback-reason": told.fallback.reason}
 
 
 def api_error_response(error: ApiError, dialect: Dialect[Any], *, closes: bool = False) -> JSONResponse:

@@ -83,6 +83,7 @@ class SseResponse(StreamingResponse):
                 data = events.span(event)
             elif type(event) is Started:
                 accepted_at_ms = event.accepted_at_ms
+                silence.end()
                 data = _both(events.begin(event), silence.begun(event))
                 patience_s = silence.patience_s
             elif type(event) is Terminal:

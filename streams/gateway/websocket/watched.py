@@ -75,6 +75,7 @@ class Watched:
         def tell(place: QueuePlace) -> None:
             say(QueuedMessage(response_id=self.response_id, before=place.before, wait_ms=place.wait_ms))
 
+        queues.leave(self.waiter)
         self.waiter = queues.enter(started, self.follower, tell)
         if self.waiter is not None and self.waiter.place is not None:
             tell(self.waiter.place)

@@ -128,7 +128,7 @@ class Worker:
         self.submitted: list[str] = []
         self.claims_asked = 0
         self.claims_are_late = False
-        self.claims_on_their_way: list[tuple[str, str, Claim | None]] = []
+        self.claims_on_their_way: list[tuple[str, str, Claim | None, int]] = []
 
     def _assigned(self, partitions: Iterable[TopicPartition]) -> None:
         self.core.assigned(self.lanes.committed(partitions))
@@ -203,8 +203,8 @@ class Worker:
         if region.claims_up:
             core.lease_renewed(region.claims.renew(self.incarnation, now_ms), now_ms)
         arrived, self.claims_on_their_way = self.claims_on_their_way, []
-        for answer in arrived:
-            core.claimed(*answer, now_ms)
+        for response_id, attempt_id, claim, move in arrived:
+            core.claimed(response_id, attempt_id, claim, now_ms, move)
         over = core.over_share()
         self.lanes.pause(over)
         self.lanes.resume(set(self.lanes.assignment()) - over)
@@ -297,9 +297,9 @@ class Worker:
                 if region.claims_up:
                     claim = region.claims.claim(self.incarnation, effect, now_ms)
                 if self.claims_are_late:
-                    self.claims_on_their_way.append((response_id, attempt_id, claim))
+                    self.claims_on_their_way.append((response_id, attempt_id, claim, effect.move))
                 else:
-                    core.claimed(response_id, attempt_id, claim, now_ms)
+                    core.claimed(response_id, attempt_id, claim, now_ms, effect.move)
             case AskReadBack():
                 fold = PartitionReadBack([effect])
                 for record in region.log.records(TOPICS.generated.name, effect.partition)[fold.next_offset : fold.end]:

@@ -85,11 +85,14 @@ class Region:
         tenant_id: str = SCOPE.tenant_id,
         weight: int = 1,
         begins: int | None = None,
+        moved: bool = False,
         cache_id: str = "",
         spills: int = 0,
         **sampling: Any,
     ) -> str:
-        """With `inputs` so many texts of three tokens, to be embedded, else with a prompt of so many, of which the
+        """`moved`: it failed in another pool.
+
+        With `inputs` so many texts of three tokens, to be embedded, else with a prompt of so many, of which the
         first is `begins`; none begins as another one does where that is left out.
         """
         number = len(self.requests)
@@ -102,13 +105,22 @@ class Region:
             "max_tokens": 0 if inputs else max_tokens, "choices": choices, "accepted_at_ms": self.now_ms,
             "admitted_at_ms": self.now_ms, "deadline_ms": deadline_ms,
         }  # fmt: skip
-        opened = Opened(**common, lane_partition=partition, prompt_tokens=len(token_ids), reserved_tokens=0)
+        opened = Opened(
+            **common, lane_partition=partition, prompt_tokens=len(token_ids), reserved_tokens=0,
+            further=["pool"] if moved else [],
+        )  # fmt: skip
         offset = self.log.append(TOPICS.generated.name, opened.encode(), partition=generated_partition)
+        if moved:
+            ending = Ending(
+                response_id=response_id, scope=SCOPE, code=EndingCode.ENGINE_FAILED, written_by="worker",
+                elsewhere=True, reply_to=ReplyTo(partition=0), accepted_at_ms=self.now_ms,
+            )  # fmt: skip
+            offset = 1 + self.log.append(TOPICS.generated.name, ending.encode(), partition=generated_partition)
         admitted = self.requests[response_id] = AdmittedRequest(
             **common, prompt_token_ids=token_ids, input_ends=[*range(3, 3 * inputs + 1, 3)],
             sampling=Sampling.model_validate({"ignore_eos": True, **sampling}),
-            generated_partition=generated_partition, opened_offset=offset, weight=weight, cache_id=cache_id,
-            spills=spills,
+            generated_partition=generated_partition, opened_offset=offset, weight=weight, move=int(moved),
+            cache_id=cache_id, spills=spills,
         )  # fmt: skip
         self.log.append(TOPICS.lane("pool", lane).name, admitted.encode(), key=response_id, partition=partition)
         return response_id
@@ -129,7 +141,7 @@ class Region:
 
     def _fold(self, record: Opened | Fence | Frame | Ending, offset: int) -> None:
         if isinstance(record, Opened):
-            self.prefixes[record.response_id] = AcceptedPrefix(record.choices)
+            self.prefixes[record.response_id] = AcceptedPrefix(record.choices, most_moves=len(record.further))
             self.text[record.response_id] = []
             self.tokens[record.response_id] = []
             for choice in range(record.choices):

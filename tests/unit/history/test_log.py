@@ -1,5 +1,7 @@
 """The judge's own reading of `generated` agrees with the rule that every process applies, record by record."""
 
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,7 +13,8 @@ from streams.accepted_prefix import AcceptedPrefix
 from tests.history.log import Generated
 
 ATTEMPTS = st.sampled_from(["a", "b", "c"])
-FENCES = st.tuples(st.just("fence"), ATTEMPTS, st.sampled_from(["fresh", "takeover"]), st.integers(0, 12))
+MOVES = st.integers(0, 2)
+FENCES = st.tuples(st.just("fence"), ATTEMPTS, st.sampled_from(["fresh", "takeover"]), st.integers(0, 12), MOVES)
 ROWS = st.tuples(
     st.just("row"),
     ATTEMPTS,
@@ -20,28 +23,30 @@ ROWS = st.tuples(
     st.integers(0, 3),
     st.sampled_from(["", "", "stop"]),
 )
-ENDS = st.tuples(st.just("end"), st.one_of(st.none(), ATTEMPTS))
+WRITERS = st.sampled_from(["worker", "post-safety", "admission"])
+ENDS = st.tuples(st.just("end"), st.one_of(st.none(), st.just(""), ATTEMPTS), WRITERS, MOVES, st.booleans())
 SPOILT = st.tuples(st.just("spoilt"), ATTEMPTS)
 SCOPE = Scope(tenant_id="t")
 
 
-def ending(attempt_id: str | None) -> Ending:
+def ending(attempt_id: str | None, by: Any, move: int, elsewhere: bool) -> Ending:
     return Ending(
-        response_id="r", scope=SCOPE, code=EndingCode.CANCELLED, written_by="worker", attempt_id=attempt_id,
-        reply_to=ReplyTo(partition=0), accepted_at_ms=0,
+        response_id="r", scope=SCOPE, code=EndingCode.CANCELLED, written_by=by, attempt_id=attempt_id, move=move,
+        elsewhere=elsewhere, reply_to=ReplyTo(partition=0), accepted_at_ms=0,
     )  # fmt: skip
 
 
 @given(st.integers(1, 2), st.lists(st.one_of(FENCES, ROWS, ROWS, ROWS, ENDS, SPOILT), max_size=30))
 def test_both_take_the_same_for_true(choices: int, records: list[tuple[object, ...]]) -> None:
-    theirs, ours = AcceptedPrefix(choices), Generated()
-    ours.open({"choices": choices})
+    theirs, ours = AcceptedPrefix(choices, most_moves=2), Generated()
+    ours.open({"choices": choices, "further": ["spare", "small"]})
     for offset, record in enumerate(records, 1):
         match record:
-            case ("fence", str(attempt_id), "fresh" | "takeover" as kind, int(since)):
+            case ("fence", str(attempt_id), "fresh" | "takeover" as kind, int(since), int(move)):
                 fence = Fence(
-                    response_id="r", scope=SCOPE, attempt_id=attempt_id, worker_id="w", kind=kind, since_offset=since
-                )
+                    response_id="r", scope=SCOPE, attempt_id=attempt_id, worker_id="w", kind=kind, since_offset=since,
+                    move=move,
+                )  # fmt: skip
                 theirs.fence(fence, offset)
                 ours.fence(fence.model_dump(mode="json"), offset, 0)
             case ("row", str(attempt_id), int(choice), int(first), int(tokens), "" | "stop" as finish):
@@ -51,12 +56,13 @@ def test_both_take_the_same_for_true(choices: int, records: list[tuple[object, .
             case ("spoilt", str(attempt_id)):
                 theirs.spoil(attempt_id)
                 ours.spoil(attempt_id)
-            case ("end", attempt):
-                by = attempt if isinstance(attempt, str) else None
-                theirs.ending(ending(by))
-                ours.ending(ending(by).model_dump(mode="json"))
+            case ("end", attempt, by, int(move), bool(elsewhere)):
+                end = ending(attempt if isinstance(attempt, str) else None, by, move, elsewhere)
+                theirs.ending(end)
+                ours.ending(end.model_dump(mode="json"))
         assert len(ours.tokens) == theirs.accepted_tokens
         assert ours.code == (theirs.terminal or "")
         assert ours.attempt_id == (theirs.attempt_id or "")
         assert len(ours.began) == theirs.attempts
+        assert ours.moves == theirs.moves
         assert ours.finished == set(theirs.finished)

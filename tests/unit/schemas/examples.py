@@ -1,12 +1,13 @@
 """One filled-in example of every record, the input of the golden-bytes tests."""
 
+from schemas.admission import Failed, Move
 from schemas.base import Record, Scope
 from schemas.batch import BatchJob, BatchResponse, BatchResult, JobCancel, LineCancel
 from schemas.brownout import PoolLevel
 from schemas.control import AttemptVoid, Cancel, Halt
 from schemas.dead_letter import DeadLetter
 from schemas.endings import EndingCode
-from schemas.generated import Ending, Fence, Frame, Opened
+from schemas.generated import Ending, Fence, Frame, Opened, Source
 from schemas.parked import Parked
 from schemas.policy import OutputPolicy
 from schemas.request import AdmittedRequest, Lane, Message, ReplyTo, Request, Sampling, TextPart
@@ -49,6 +50,16 @@ EXAMPLES: list[Record] = [
             response_id=RESPONSE, scope=SCOPE, model="sluice-tiny", requested_model="default", pool="default",
             lane=Lane.BATCH, lane_partition=5, prompt_tokens=3, max_tokens=64, reserved_tokens=67, reply_to=REPLY_TO,
             accepted_at_ms=NOW, admitted_at_ms=NOW + 3, deadline_ms=NOW + 60_000,
+        ),
+    ),
+    Move(
+        response_id=RESPONSE, scope=SCOPE, move=1, generated_partition=2, begins_at=44, tried=["default"],
+        failed=Failed(code=EndingCode.ENGINE_FAILED, message="The engine failed on this request."),
+        opened=Opened(
+            response_id=RESPONSE, scope=SCOPE, model="sluice-tiny", requested_model="default", pool="default",
+            lane=Lane.STANDARD, lane_partition=5, prompt_tokens=3, max_tokens=64, reserved_tokens=67,
+            reply_to=REPLY_TO, accepted_at_ms=NOW, admitted_at_ms=NOW + 3, deadline_ms=NOW + 60_000,
+            further=["spare"], source=Source(topic="local.requests", partition=3, offset=977),
         ),
     ),
     Fence(

@@ -1,5 +1,7 @@
 """The fence rule, told case by case."""
 
+from typing import Literal
+
 import pytest
 
 from schemas.base import Scope
@@ -39,7 +41,7 @@ def test_rows_of_the_current_attempt_extend_the_prefix_and_a_finish_ends_it() ->
 def test_nothing_counts_before_the_first_fence() -> None:
     prefix = AcceptedPrefix()
     assert prefix.row("a", 0, 1, 1, "") == (RowVerdict.VOID, 0)
-    assert not prefix.ending(ending("a"))
+    assert prefix.ending(ending("a")) == "void"
     assert prefix == AcceptedPrefix()
 
 
@@ -139,9 +141,9 @@ def test_the_first_ending_that_counts_is_the_terminal() -> None:
     prefix = AcceptedPrefix()
     prefix.fence(fresh("a"), 0)
     prefix.fence(takeover("b"), 0)
-    assert not prefix.ending(ending("a"))
-    assert prefix.ending(ending(None, EndingCode.CANCELLED))
-    assert not prefix.ending(ending("b"))
+    assert prefix.ending(ending("a")) == "void"
+    assert prefix.ending(ending(None, EndingCode.CANCELLED)) == "terminal"
+    assert prefix.ending(ending("b")) == "void"
     assert prefix.fence(takeover("c"), 0) == "ended"
     assert prefix.row("b", 0, 1, 1, "") == (RowVerdict.VOID, 0)
     assert prefix.terminal is EndingCode.CANCELLED
@@ -189,3 +191,35 @@ def test_nothing_more_of_a_spoilt_attempt_counts_until_another_begins() -> None:
     assert prefix.fence(takeover("b"), 4) == "current"
     assert prefix.row("b", 0, 3, 1, "stop") == (RowVerdict.ACCEPTED, 0)
     assert (prefix.accepted_tokens, prefix.terminal) == (3, EndingCode.COMPLETED)
+
+
+def begun(attempt_id: str, move: int = 0) -> Fence:
+    return Fence(
+        response_id="r", scope=Scope(tenant_id="acme"), attempt_id=attempt_id, worker_id="w", kind="fresh", move=move
+    )
+
+
+def moving(attempt_id: str | None, move: int = 0, by: Literal["worker", "post-safety"] = "worker") -> Ending:
+    values = {"elsewhere": True, "move": move, "written_by": by, "code": EndingCode.ENGINE_FAILED}
+    return ending(attempt_id).model_copy(update=values)
+
+
+def test_an_ending_moves_what_has_places_left_and_said_nothing() -> None:
+    prefix = AcceptedPrefix(most_moves=1)
+    prefix.fence(begun("a"), 1)
+    assert prefix.ending(moving("a")) == "moved"
+    assert prefix.ending(moving(None)) == "void", "the same again is of the move before"
+    assert prefix.row("a", 0, 1, 1, "")[0] is RowVerdict.VOID
+    assert prefix.fence(begun("late"), 3) == "ended"
+    assert prefix.fence(begun("b", 1), 4) == "current"
+    assert prefix.ending(moving("b", 1, by="post-safety")) == "void", "it has no place left"
+    assert prefix.ending(moving("b", 1)) == "terminal"
+
+
+def test_what_moves_for_want_of_workers_is_void_once_somebody_has_begun_or_spoken() -> None:
+    prefix = AcceptedPrefix(most_moves=1)
+    prefix.fence(begun("a"), 1)
+    assert prefix.ending(moving("", by="post-safety")) == "void"
+    prefix.row("a", 0, 1, 1, "")
+    assert prefix.ending(moving("a", by="post-safety")) == "void"
+    assert (prefix.moves, prefix.terminal) == (0, None)

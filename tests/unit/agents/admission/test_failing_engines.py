@@ -10,7 +10,8 @@ from agents.admission.validation import validation
 from agents.quota.store import NotYet
 from schemas.admission import Admission
 from schemas.endings import EndingCode
-from schemas.generated import Fallback, Opened
+from schemas.fallback import Fallback
+from schemas.generated import Opened
 from schemas.request import LANES, AdmittedRequest
 from tests.unit.agents.admission.world import IDS, World
 

@@ -14,7 +14,8 @@ from agents.quota.store import Decided
 from billing_jobs.pricing import PICO_PER_TOKEN_OF_PRICE, PriceBook, charge, prices_to_append
 from schemas.brownout import Brownout, PoolLevel
 from schemas.endings import EndingCode
-from schemas.generated import Fallback, Opened
+from schemas.fallback import Fallback
+from schemas.generated import Opened
 from schemas.request import AdmittedRequest, Message, Sampling, Tool
 from streams.brownout import BrownoutPolicy
 from streams.directory import Limits, Price

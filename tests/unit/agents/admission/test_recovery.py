@@ -27,7 +27,8 @@ from schemas.admission import StandIn
 from schemas.base import Scope
 from schemas.brownout import PoolLevel
 from schemas.endings import EndingCode
-from schemas.generated import Ending, Fallback, Fence, Frame, Opened
+from schemas.fallback import Fallback
+from schemas.generated import Ending, Fence, Frame, Opened
 from schemas.request import Lane, ReplyTo
 from schemas.worker import WorkerState
 from streams.directory import Limits
@@ -93,6 +94,18 @@ def test_what_a_smaller_model_answers_is_answered_by_it_still() -> None:
     [as_asked] = rebuilt(opened("r")).values()
     assert as_asked.decision is not None
     assert as_asked.decision.stand_in is None
+
+
+def test_what_was_moved_is_open_still_and_known_by_its_first_route() -> None:
+    moving = ending("r1", EndingCode.ENGINE_FAILED, "a").model_copy(update={"elsewhere": True})
+    promised = opened("r1").model_copy(update={"further": ["spare"]})
+    moved = rebuilt(promised, fence("r1", "a"), moving)["r1"]
+    assert not moved.ended
+    assert moved.decision is not None
+    assert (moved.decision.pool, moved.decision.further) == (promised.pool, ["spare"])
+    later = fence("r1", "b").model_copy(update={"move": 1})
+    assert rebuilt(promised, fence("r1", "a"), moving, later, frame("r1", "b", "stop"))["r1"].ended
+    assert not rebuilt(promised, fence("r1", "a"), moving, later, frame("r1", "a", "stop"))["r1"].ended
 
 
 def test_a_response_that_finished_holds_nothing() -> None:

@@ -19,7 +19,7 @@ from agents.safety.prompt_policies import PromptPolicies
 from schemas.base import Record, Scope
 from schemas.batch import BatchJob
 from schemas.dead_letter import DeadLetter
-from schemas.generated import Ending, Opened
+from schemas.generated import Ending, Opened, Source
 from schemas.request import LANES, AdmittedRequest, Message, ReplyTo, Request, Sampling, TextPart, Tool
 from schemas.verdict import Verdict
 from schemas.worker import WorkerState
@@ -168,11 +168,13 @@ class World:
 
     def __init__(
         self, max_attempts: int = 3, queue_bound: QueueBound = QueueBound(10**6, 10**4),
-        prefix_load_excess: float = 0.25,
+        prefix_load_excess: float = 0.25, pools: Sequence[str] = ("default", "other"), max_moves: int = 0,
     ) -> None:  # fmt: skip
         self.now_ms = NOW
         self.set_back_ms = 0
-        self.topics = Topics("local", ["default", "other"])
+        self.topics = Topics("local", pools)
+        self.read: dict[Source, bytes] = {}
+        """Records of `requests` that have come, for who reads them again."""
         self.directory = Directory(
             Tenant(
                 tenant_id="acme", tier="paid", limits=Limits(max_output_tokens=50, tokens_per_minute=500),
@@ -207,10 +209,14 @@ class World:
             quota=self.quota, workers=self.workers,
             queue_bound=queue_bound, phrases=PromptPolicies(), trust_window_ms=300_000,
             clock_ms=lambda: self.now_ms - self.set_back_ms, prefix_load_excess=prefix_load_excess,
+            max_moves=max_moves, read_source=self._read_source,
         )  # fmt: skip
         self.pipeline = Pipeline(
             self.services, self.log, self._recover, max_attempts, sleep=self._sleep, monotonic_ms=lambda: self.now_ms
         )
+
+    async def _read_source(self, source: Source) -> bytes | None:
+        return self.read.get(source)
 
     async def _recover(self) -> None:
         self.recoveries += 1
@@ -249,6 +255,7 @@ class World:
     def record(self, request: Request, headers: Headers | None = None) -> LogRecord:
         value, topic = request.encode(), self.topics.requests.name
         signed = sign_request(SECRET, topic, value) if headers is None else headers
+        self.read[Source(topic=topic, partition=1, offset=41)] = value
         return LogRecord(topic, 1, 41, request.response_id.encode(), value, tuple(signed), NOW + 2)
 
     async def crash_after(self, record: LogRecord, writes: int) -> None:

@@ -21,6 +21,7 @@ from schemas.request import Lane, ReplyTo
 from schemas.responses import RESPONSES, Release, Started, Terminal
 from schemas.usage import UsageEvent
 from schemas.verdict import Verdict
+from schemas.worker import WorkerState
 from streams.directory import ApiKey, ProducerKey, SafetyPolicy, Tenant
 from streams.log.memory import Crashed, Fault, MemoryConsumer, MemoryLog, MemoryProducer
 from streams.log.port import TopicPartition
@@ -218,6 +219,14 @@ class World:
         cancel = Cancel(response_id=response_id, scope=scope_of(), reason="client", requested_at_ms=self.now_ms)
         self.log.append(TOPICS.control.name, cancel.encode())
 
+    def beat(self, worker_id: str, pool: str, state: str = "ready") -> None:
+        """A worker says that it lives."""
+        said = WorkerState.model_validate({
+            "worker_id": worker_id, "pool": pool, "model": "tiny", "engine": "simulated", "state": state,
+            "beat_at_ms": self.now_ms, "lease_ms": 4_000,
+        })  # fmt: skip
+        self.log.append(TOPICS.workers.name, said.encode(), key=worker_id)
+
     def committed(self, partition: int = 0) -> int | None:
         return self.log.committed(GROUP, TopicPartition(TOPICS.generated.name, partition)).offset
 
@@ -312,11 +321,12 @@ class Member:
         self.control: MemoryConsumer = log.consumer(None, f"{self.name}.control")
         self.policies: MemoryConsumer = log.consumer(None, f"{self.name}.policies")
         self.parked: MemoryConsumer = log.consumer(None, f"{self.name}.parked")
+        self.workers: MemoryConsumer = log.consumer(None, f"{self.name}.workers")
         self.producer: MemoryProducer = log.producer(f"{self.name}.producer")
         self.process = PostSafetyProcess(
             topics=TOPICS, settings=self.world.settings, directory=self.world.tenants, generated=self.generated,
-            control=self.control, policies=self.policies, parked=self.parked, producer=self.producer,
-            metrics=Metrics(self.registry), tracing=self.tracing,
+            control=self.control, policies=self.policies, parked=self.parked, workers=self.workers,
+            producer=self.producer, metrics=Metrics(self.registry), tracing=self.tracing,
             clock_ms=lambda: self.world.now_ms, monotonic_s=lambda: self.world.now_ms / 1_000,
         )  # fmt: skip
         self.process.start()
@@ -328,6 +338,7 @@ class Member:
         self.control.crash()
         self.policies.crash()
         self.parked.crash()
+        self.workers.crash()
         self.world.restarts += 1
         self._start()
 

@@ -13,7 +13,8 @@ from deploy.cli.log_search import LogSearch
 from deploy.cli.timeline import Step, Timeline
 from schemas.base import Record, Scope
 from schemas.endings import EndingCode
-from schemas.generated import Ending, Fallback, Fence, Frame, Opened
+from schemas.fallback import Fallback
+from schemas.generated import Ending, Fence, Frame, Opened
 from schemas.request import AdmittedRequest, Lane, Message, ReplyTo, Request, Sampling, TextPart
 from schemas.responses import Release, Started, Terminal
 from schemas.usage import ComputeRecord, DeliveredCount, UsageEvent

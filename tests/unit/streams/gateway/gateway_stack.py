@@ -241,9 +241,9 @@ class Pipeline:
 
 def started(response_id: str, scope: Scope, on_disconnect: OnDisconnect = "continue", **fields: Any) -> Started:
     return Started(
-        response_id=response_id, scope=scope, model="tiny", requested_model="small", lane="standard", pool="default",
+        response_id=response_id, scope=scope, requested_model="small", lane="standard", pool="default",
         prompt_tokens=4, accepted_at_ms=now_ms(), deadline_ms=now_ms() + 60_000, on_disconnect=on_disconnect,
-        **fields,
+        **{"model": "tiny", **fields},
     )  # fmt: skip
 
 
@@ -285,7 +285,7 @@ def terminal(
     reasons = fields.pop("finish_reasons", ["stop"] if code is EndingCode.COMPLETED else [])
     return Terminal(
         response_id=response_id, scope=scope, sequence_number=sequence, code=code, finish_reasons=reasons, usage=usage,
-        model="tiny", ended_at_ms=now_ms(), **fields,
+        ended_at_ms=now_ms(), **{"model": "tiny", **fields},
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from schemas.endings import EndingCode
-from schemas.generated import Fallback
+from schemas.fallback import Fallback
 from tests.unit.streams.gateway.gateway_stack import Stack
 from tests.unit.streams.gateway.http_clients import HELLO, client
 from tests.unit.streams.gateway.socket_clients import dial, hear_until_terminal, say
@@ -74,3 +74,52 @@ async def test_a_request_may_forbid_it(stack: Stack, path: str) -> None:
         refused = await http.post(f"/v1/{path}", json={**BODIES[path], "fallback": "never"})
     assert refused.status_code == 400
     assert "fallback" in refused.json()["error"]["message"]
+
+
+MOVED: dict[str, Any] = {"model": "nano", "fallback": Fallback(asked="tiny", reason="failed")}
+"""Failed before its first token, and answered by a smaller model: told again how it began."""
+
+
+async def moved(stack: Stack) -> None:
+    request = await stack.pipeline.next_request()
+    stack.pipeline.start(request)
+    await asyncio.sleep(0.05)  # whoever streams has begun to tell it
+    stack.pipeline.start(request, **MOVED, moves=1)
+    stack.pipeline.start(request)  # a rebuilt post-safety tells all of it again
+    stack.pipeline.start(request, **MOVED, moves=1)
+    stack.pipeline.release(request, 1, ["Hi"])
+    stack.pipeline.end(request, 2, EndingCode.COMPLETED, **MOVED)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("path", ["chat/completions", "completions", "responses"])
+async def test_who_is_moved_to_a_smaller_model_hears_one_answer_of_that(stack: Stack, path: str, stream: bool) -> None:
+    async with client(stack) as http:
+        asked = http.post(f"/v1/{path}", json={**BODIES[path], "stream": stream})
+        told, _ = await asyncio.gather(asked, moved(stack))
+        again = await http.get(f"/v1/responses/{told.headers['x-request-id']}")
+    text = told.text.replace(" ", "")
+    assert text.count("event:response.created") == (path == "responses" and stream), "it begins once"
+    named = [line for line in text.splitlines() if '"model":' in line]
+    assert '"model":"nano"' in named[-1], "at the latest where it ends"
+    if not stream:
+        assert told.headers["x-sluice-fallback-from"] == "tiny"
+    assert again.json()["model"] == "nano"
+
+
+async def test_a_stream_of_messages_begins_once_although_it_is_moved(stack: Stack) -> None:
+    async with client(stack) as http:
+        asked = http.post("/v1/messages", json={**BODIES["messages"], "stream": True})
+        told, _ = await asyncio.gather(asked, moved(stack))
+    assert told.text.count("event: message_start") == told.text.count("event: message_stop") == 1
+
+
+async def test_a_socket_hears_again_how_it_began_before_the_first_token(stack: Stack) -> None:
+    async with dial(stack) as socket:
+        await say(socket, type="request", request_id="r1", body=HELLO)
+        await moved(stack)
+        messages, _ = await hear_until_terminal(socket)
+    told = [message for message in messages if message.type == "started"]
+    assert (told[-1].model, told[-1].fallback) == (MOVED["model"], MOVED["fallback"])
+    assert len(told) <= 2
+    assert [message.type for message in messages].count("terminal") == 1

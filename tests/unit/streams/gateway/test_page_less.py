@@ -6,7 +6,7 @@ import pytest
 
 from schemas.brownout import Brownout
 from schemas.endings import EndingCode
-from schemas.generated import Fallback
+from schemas.fallback import Fallback
 from tests.browser import DRIVER, WHY_NOT, headless_browser
 from tests.pages import NARROW, WIDE, ChatPage, beside
 from tests.servers import until as wait_until

@@ -1,0 +1,88 @@
+"""Responses whose pool has no worker any more, while another that may answer them has: they are moved there.
+
+What is written counts where the log puts it: it is void once another attempt has begun, or a token has come. Time is a
+parameter, in Unix milliseconds.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from agents.post_safety.effects import Effect
+from agents.post_safety.own_endings import write_ending
+from agents.post_safety.partition import Partition
+from agents.post_safety.state import Response
+from schemas.endings import EndingCode
+from schemas.worker import WorkerState
+
+LOOK_EVERY_MS = 1_000
+GONE = "The workers that were to answer it are gone."
+
+
+class Deserted:
+    """Folds heartbeats. Where none are read any more nobody lives, and nothing is moved."""
+
+    def __init__(self, after_ms: int, counts: Counter[str]) -> None:
+        self._after_ms = after_ms
+        self._counts = counts
+        self._workers: dict[str, WorkerState] = {}
+        self._since_ms: dict[str, int] = {}
+        self._look_at_ms = 0
+
+    def heartbeat(self, worker_id: str, state: WorkerState | None) -> None:
+        """None: it is gone for good."""
+        if state is None:
+            self._workers.pop(worker_id, None)
+        else:
+            self._workers[worker_id] = state
+
+    def tick(self, partitions: Iterable[Partition], now_ms: int) -> list[Effect]:
+        """What is to be moved. Looks at every open response, but only while some pool is deserted."""
+        if now_ms < self._look_at_ms:
+            return []
+        self._look_at_ms = now_ms + LOOK_EVERY_MS
+        self._workers = {each: state for each, state in self._workers.items() if state.is_live(now_ms)}
+        living = {state.pool for state in self._workers.values() if state.state in ("ready", "draining")}
+        effects: list[Effect] = []
+        if not living:
+            self._since_ms.clear()
+            return effects
+        named: set[str] = set()
+        for partition in partitions:
+            for response in partition.responses.values() if partition.live else ():
+                pool = _waits_in(response)
+                if pool is None or pool in living:
+                    continue
+                named.add(pool)
+                since_ms = max(self._since_ms.setdefault(pool, now_ms), response.placed_at_ms)
+                if now_ms >= since_ms + self._after_ms and _has_place(response, living):
+                    effects += self._move(partition, response)
+        self._since_ms = {pool: since for pool, since in self._since_ms.items() if pool in named}
+        return effects
+
+    def _move(self, partition: Partition, response: Response) -> list[Effect]:
+        prefix = response.prefix
+        asked = (prefix.moves, prefix.attempt_id)
+        if response.moving_as == asked:
+            return []
+        response.moving_as = asked
+        self._counts["deserted"] += 1
+        return write_ending(
+            partition, response, EndingCode.UNAVAILABLE, attempt_id=prefix.attempt_id or "", message=GONE,
+            elsewhere=True,
+        )  # fmt: skip
+
+
+def _waits_in(response: Response) -> str | None:
+    """The pool where it waits for its first token; None: for none, it may not be moved, or nobody knows."""
+    prefix = response.prefix
+    if prefix.moves >= prefix.most_moves or prefix.accepted_tokens or prefix.finished:
+        return None
+    if response.hold.halted or response.cancelled_at_ms is not None:
+        return None
+    # Where admission has put what was moved its first fence there tells.
+    return None if prefix.moves and prefix.attempt_id is None else response.served.pool
+
+
+def _has_place(response: Response, living: set[str]) -> bool:
+    had = {*response.tried, response.served.pool}
+    return any(pool in living and pool not in had for pool in response.opened.further)

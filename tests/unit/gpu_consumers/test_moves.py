@@ -1,0 +1,105 @@
+"""What fails before its first token may go to another pool, and what comes from another pool is begun here anew."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+
+from gpu_consumers.core.claims import AskClaim, ClaimTable, FinishClaim
+from gpu_consumers.engines.simulated import SimulatedCore
+from schemas.endings import EndingCode
+from schemas.generated import GENERATED, Ending, Fence
+from tests.unit.gpu_consumers.fleet import ENGINE, SCOPE, TOPICS, Fleet, check
+
+
+def endings(fleet: Fleet) -> list[Ending]:
+    """Those that workers of this pool wrote: with an attempt, or of what never fits."""
+    found = fleet.region.records(TOPICS.generated.name, Ending, GENERATED)
+    return [ending for ending in found if ending.stage_ms or ending.attempt_id]
+
+
+def with_engine(fleet: Fleet, **settings: Any) -> Fleet:
+    for worker in fleet.all:
+        worker._new_engine = partial(SimulatedCore, ENGINE.model_copy(update={"max_running": 4, **settings}))
+    return fleet
+
+
+def test_what_the_engine_refuses_may_be_answered_elsewhere() -> None:
+    fleet = with_engine(Fleet("a"), refuse_every=1)
+    fleet.region.request()
+    fleet.settle()
+    [ending] = endings(fleet)
+    assert (ending.code, ending.elsewhere, ending.move) == (EndingCode.ENGINE_FAILED, True, 0)
+    assert ending.attempt_id
+
+
+def test_what_never_fits_here_may_fit_elsewhere() -> None:
+    fleet = Fleet("a")
+    fleet.region.request(prompt=16_000)
+    fleet.settle()
+    [ending] = endings(fleet)
+    assert (ending.code, ending.elsewhere) == (EndingCode.CONTEXT_LENGTH_EXCEEDED, True)
+
+
+@pytest.mark.parametrize("why", ["it kills engines", "it has said something", "its deadline passes"])
+def test_what_other_pools_are_to_be_spared_or_cannot_answer_ends_here(why: str) -> None:
+    fleet = Fleet("a")
+    if why == "it kills engines":
+        fleet.poison(fleet.region.request())
+        fleet.settle()
+    elif why == "it has said something":
+        fleet.region.poison_after = 2
+        fleet.poison(fleet.region.request())
+        fleet.settle()
+    else:
+        fleet.region.request(max_tokens=400, deadline_ms=fleet.region.now_ms + 500)
+        fleet.run(2_000)
+    written = endings(fleet)
+    assert written
+    assert not any(ending.elsewhere for ending in written)
+
+
+def test_what_was_moved_here_is_begun_and_says_of_which_move_it_is() -> None:
+    fleet = Fleet("a")
+    moved = fleet.region.request(moved=True)
+    fleet.settle()
+    check(fleet.region)
+    assert fleet.region.terminal(moved) is EndingCode.COMPLETED
+    [fence] = fleet.region.records(TOPICS.generated.name, Fence, GENERATED)
+    assert (fence.move, fence.kind, fence.pool, fence.model, fence.prompt_tokens) == (1, "fresh", "pool", "m", 4)
+
+
+def test_a_worker_that_dies_with_it_is_followed_by_one_that_reads_back_from_where_it_was_moved() -> None:
+    fleet = Fleet("a")
+    moved = fleet.region.request(moved=True, max_tokens=60)
+    fleet.run(300)
+    fleet.crash("a")
+    fleet.start("b")
+    fleet.settle()
+    check(fleet.region)
+    assert fleet.region.terminal(moved) is EndingCode.COMPLETED
+    fences = fleet.region.records(TOPICS.generated.name, Fence, GENERATED)
+    assert [(fence.move, fence.kind) for fence in fences] == [(1, "fresh"), (1, "takeover")]
+
+
+def test_a_late_fence_of_the_former_pool_is_nothing_to_who_reads_back() -> None:
+    fleet = Fleet("a")
+    moved = fleet.region.request(moved=True, max_tokens=60)
+    fleet.run(300)
+    late = Fence(response_id=moved, scope=SCOPE, attempt_id="late", worker_id="z", kind="fresh", pool="former")
+    partition = fleet.region.requests[moved].generated_partition
+    fleet.region.log.append(TOPICS.generated.name, late.encode(), partition=partition)
+    fleet.crash("a")
+    fleet.start("b")
+    fleet.settle()
+    check(fleet.region)
+    assert fleet.region.terminal(moved) is EndingCode.COMPLETED
+
+
+def test_what_is_finished_at_one_place_is_claimed_at_the_next() -> None:
+    table = ClaimTable(lease_ms=4_000)
+    assert table.claim("a", AskClaim("r", "att_1"), 0).state == "fresh"
+    table.finish("a", FinishClaim("r"))
+    assert table.claim("b", AskClaim("r", "att_2"), 1).state == "finished"
+    assert table.claim("b", AskClaim("r", "att_2", move=1), 1).state == "fresh"
+    assert table.claim("c", AskClaim("r", "att_3", move=1), 2).state == "leased"
