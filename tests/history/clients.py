@@ -74,8 +74,12 @@ def _of_client(answer: Answer, log: Log) -> Iterator[Violation]:
 
 
 def _spans(answer: Answer, generated: Generated) -> Iterator[Violation]:
-    """Each token once, in order, as it is in the log, and none that does not count."""
+    """Each token once, in order, as it is in the log, and none that does not count.
+
+    What replay has joined tells of all of it when the last of it was emitted; it parts what it joined by choices.
+    """
     about, known = answer.response_id, 0
+    emitted_us = {token.emitted_at_us for token in generated.tokens}
     for first, last, text, emitted_at_us, _, choice in answer.spans:
         if first > known + 1:
             yield Violation("lost", about, f"tokens {known + 1} to {first - 1} did not come to its client")
@@ -83,7 +87,7 @@ def _spans(answer: Answer, generated: Generated) -> Iterator[Violation]:
             yield Violation("doubled", about, f"tokens {first} to {min(known, last)} came to its client twice")
         known = max(known, last)
         said = generated.tokens[first - 1 : last]
-        if emitted_at_us and emitted_at_us not in {token.emitted_at_us for token in said}:
+        if emitted_at_us and emitted_at_us not in emitted_us:
             yield foreign(about, generated, f"its client was told tokens {first} to {last}", emitted_at_us)
         elif text != "".join(token.text for token in said) or len(said) != last - first + 1:
             yield Violation("differs", about, f"its client was told other tokens {first} to {last} than the log has")
