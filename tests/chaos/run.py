@@ -36,7 +36,7 @@ paused for chats.
 """
 OPTIONS = replace(
     simulated(ENGINE, workers=2, admission=2, gateways=2, max_running=SLOTS),
-    environment={"SLUICE_GATEWAY__LEAVE_MS": "500"},
+    environment={"SLUICE_GATEWAY__LEAVE_MS": "500", "SLUICE_WORKER__HEADROOM": str(1 / SLOTS)},
 )
 SETTLED_TIMEOUT_S = 300.0
 SOON = RestartPolicy(max_delay_s=0.5)
