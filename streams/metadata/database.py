@@ -30,6 +30,8 @@ CHECK_TIMEOUT_S: Final = 30.0
 PROBE_GRACE_MS: Final = 1_000
 _NOT_AS_MIGRATED: Final = "42"
 """Class of Postgres' errors: a table or a right is missing."""
+_LACKS: Final = ("no such table", "no such column", "has no column")
+"""As SQLite says it, whose code is that of any error in SQL."""
 
 _log = structlog.get_logger()
 _T = TypeVar("_T")
@@ -118,11 +120,12 @@ class Database:
         except (DBAPIError, PoolTimeoutError) as error:
             cause = getattr(error, "orig", None) or error
             why = f"{type(cause).__name__}: {str(cause)[:200]}"
-            if isinstance(error, ProgrammingError):
-                if not str(getattr(cause, "sqlstate", "")).startswith(_NOT_AS_MIGRATED):
-                    raise
+            lacks = str(getattr(cause, "sqlstate", "")).startswith(_NOT_AS_MIGRATED)
+            if lacks or any(said in str(cause) for said in _LACKS):
                 _log.error("metadata_not_as_migrated", why=why, repeats=True)
                 raise NotAsMigrated(why) from None
+            if isinstance(error, ProgrammingError):
+                raise
             raise MetadataUnavailable(why) from None
 
     async def close(self) -> None:
