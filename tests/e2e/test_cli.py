@@ -101,11 +101,11 @@ def test_status_for_people_shows_processes_workers_lanes_and_what_tenants_were_g
     until(is_given, "what its tenant was given is told", TIMEOUT_S)
     cells = rows(told)
     assert {row[0] for row in cells if len(row) == 5 and row[2] == "ready"} == PROCESSES
-    workers = {row[0]: row for row in cells if len(row) == 8}
+    workers = {row[0]: row for row in cells if len(row) == 9}
     assert {name: row[1:3] for name, row in workers.items()} == {
         "worker-1": ("default", "ready"), "worker-2": ("embeddings", "ready"),
     }  # fmt: skip
-    assert re.fullmatch(r"\d+/[1-9]\d*", workers["worker-1"][6]), "KV blocks"
+    assert re.fullmatch(r"\d+/[1-9]\d*", workers["worker-1"][7]), "KV blocks"
     [pool] = [row for row in cells if len(row) == 7 and row[0] == "default"]
     assert pool[1] == "0", "its brownout level"
     assert pool[4] == "1 of 1 ready"
