@@ -31,6 +31,7 @@ from typing import Any
 import faust
 import structlog
 
+from agents.admission.catching_up import AGAIN
 from agents.admission.catching_up import LOOK_AHEAD as CATCH_UP_LOOK_AHEAD
 from agents.admission.faust_broker import broker_credentials, broker_urls
 from agents.admission.faust_consumer import CommittedTransport
@@ -139,9 +140,15 @@ def bindings(
             "requests",
             topics.requests.name,
             gate.guarded(lambda record: pipeline.handle_request(record, first), pipeline.put_aside),
-            look_ahead=catch_up_look_ahead,
+            # Beside what may wait there is always room for who need not.
+            look_ahead=catch_up_look_ahead + in_flight,
         ),
-        Binding("later", topics.later.name, gate.guarded(lambda record: pipeline.handle_later(record, first), None)),
+        Binding(
+            "later",
+            topics.later.name,
+            gate.guarded(lambda record: pipeline.handle_later(record, first), None, pipeline.go_round),
+            look_ahead=2 * AGAIN,
+        ),
         Binding(
             "intake",
             topics.intake_batch.name,

@@ -24,7 +24,8 @@ LONGEST_TURN_S: Final = 30.0
 ENDING_SHARE: Final = 4
 """Of what may be in work a fourth beside it is for what takes nobody's turn: it is refused, or buried."""
 
-_Turn = asyncio.Future[Literal["begin", "late", "left"]]
+_How = Literal["begin", "late", "full", "left"]
+_Turn = asyncio.Future[_How]
 
 
 class Gate:
@@ -48,8 +49,11 @@ class Gate:
         """By topic, the oldest first."""
         self._held_topics: set[str] = set()
 
-    def guarded(self, handle: Handle, put_aside: Handle | None) -> Handle:
-        """`handle`, begun when it is the record's turn. `put_aside` None: it has stepped aside before."""
+    def guarded(self, handle: Handle, put_aside: Handle | None, go_round: Handle | None = None) -> Handle:
+        """`handle`, begun when it is the record's turn. `put_aside` None: it has stepped aside before.
+
+        What waits in vain for a full pool, where others could begin, goes round again, or is handled as if it came now.
+        """
 
         async def through(record: LogRecord) -> None:
             in_time = put_aside is not None and not is_late(self._services.clock_ms(), record.timestamp_ms)
@@ -66,16 +70,19 @@ class Gate:
                 await self._work(handle, record, self._ending if ends_at_once else self._slots)
             else:
                 assert asked is not None
-                await self._in_turn(handle, record, asked.item)
+                await self._in_turn(handle, record, asked.item, go_round)
 
         return through
 
-    async def _in_turn(self, handle: Handle, record: LogRecord, turn: _Turn) -> None:
+    async def _in_turn(self, handle: Handle, record: LogRecord, turn: _Turn, go_round: Handle | None) -> None:
         how = await turn
         if how == "left":
             # A balance has begun: it cannot be acknowledged any more, and comes again, here or elsewhere.
             return
-        if how == "late":
+        if how == "full" and go_round is not None:
+            await go_round(record)
+            return
+        if how != "begin":
             await self._work(handle, record, self._ending)
             return
         try:
@@ -130,8 +137,12 @@ class Gate:
         try:
             while self._backlog:
                 self._leave_to_others()
-                for turn in self._backlog.too_late(self._services.clock_ms()):
+                now_ms = self._services.clock_ms()
+                for turn in self._backlog.too_late(now_ms):
                     _tell(turn, "late")
+                models = [model.name for model in self._services.catalog.models()]
+                for turn in self._backlog.too_many(now_ms, self._has_room, models):
+                    _tell(turn, "full")
                 wait_s = self._begin()
                 for tier in TIERS:
                     metrics.held(tier).set(self._backlog.waiting(tier))
@@ -180,6 +191,6 @@ class Gate:
                 self._services.on_hold(topic, next_in_s + HOLD_S)
 
 
-def _tell(turn: _Turn, how: Literal["begin", "late", "left"]) -> None:
+def _tell(turn: _Turn, how: _How) -> None:
     if not turn.done():
         turn.set_result(how)

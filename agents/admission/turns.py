@@ -44,17 +44,26 @@ class FairOrder(Generic[T]):
     def take(self) -> tuple[float, T]:
         """With its weight. Raises ValueError when there is none."""
         holder = min(self._lines, key=self._served.__getitem__)
-        line = self._lines[holder]
-        weight, item = line.popleft()
+        weight, item = self._lines[holder].popleft()
         self._now = self._served[holder]
         self._served[holder] += weight
-        if not line:
+        self._took(holder)
+        return weight, item
+
+    def take_last(self) -> tuple[float, T]:
+        """What came last of whoever has most, as if it had not come. Raises ValueError when there is none."""
+        holder = max(self._lines, key=lambda each: len(self._lines[each]))
+        weight, item = self._lines[holder].pop()
+        self._took(holder)
+        return weight, item
+
+    def _took(self, holder: Hashable) -> None:
+        if not self._lines[holder]:
             del self._lines[holder]
         if not self._lines:
             # Nobody waited: nobody owes anything.
             self._served.clear()
             self._now = 0.0
-        return weight, item
 
     def keep(self, is_wanted: Callable[[T], bool]) -> None:
         """Whatever else waits is forgotten, as if it had not come."""
