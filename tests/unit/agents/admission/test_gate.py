@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+import orjson
 import pytest
 
 from agents.admission.app import Binding, bindings
@@ -182,6 +183,26 @@ async def test_what_cannot_be_read_is_buried_and_what_is_forged_never_steps_asid
     await late.world.pipeline.put_aside(replace(record, headers=()))
     assert [letter.reason for letter in late.world.log.dead] == ["untrusted"] * 3
     assert not late.aside()
+
+
+@pytest.mark.parametrize("deadline", ["x", [1], None, float("1e308"), 2.0**70, True, -1])
+async def test_a_forged_deadline_is_a_dead_letter_and_ends_nothing(deadline: object) -> None:
+    late = Late()
+    (record,) = late.asked("crowd", 1)
+    said = orjson.loads(record.value or b"") | {"deadline_ms": deadline}
+    await late.read([replace(record, value=orjson.dumps(said))])
+    assert len(late.world.log.dead) + len(late.aside()) == 1
+    assert not late.in_lanes()
+    assert not late.world.log.endings
+
+
+@pytest.mark.parametrize("field", ["scope", "model", "service_tier"])
+@pytest.mark.parametrize("value", ["x", [1], None, {}, {"tenant_id": []}, 1e308])
+async def test_whatever_is_forged_is_a_dead_letter(field: str, value: object) -> None:
+    late = Late()
+    (record,) = late.asked("crowd", 1)
+    await late.read([replace(record, value=orjson.dumps(orjson.loads(record.value or b"") | {field: value}))])
+    assert len(late.world.log.dead) == 1
 
 
 async def test_a_balance_leaves_what_waits_to_the_next_owner() -> None:
