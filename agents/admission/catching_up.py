@@ -20,9 +20,9 @@ from streams.directory import Tier
 T = TypeVar("T")
 Way = Literal["now", "turn", "aside"]
 """It begins at once, waits for its turn, or is written to where such as it wait, and comes round."""
-Need = Literal["queue", "little ahead", "idle slots"]
-"""What a pool must have for more of a backlog: room in its queue, as for who comes now; or that little waits there, or
-nobody.
+Need = Literal["queue", "half a queue", "little ahead", "idle slots"]
+"""What a pool must have for more of a backlog: room in its queue, as for who comes now; or half of that; or that little
+waits there, or nobody.
 """
 Room = Callable[[str, Need], bool]
 """Whether a pool of this model has it."""
@@ -39,6 +39,11 @@ FULL_SHARE: Final = 0.5
 """Of the look-ahead: what those above may hold of it who wait for room that another pool has."""
 AGAIN: Final = 128
 """Of what has stepped aside and come round: so many wait for such room."""
+HALF: Final = 0.5
+LOWEST_EVERY_MS: Final = 1_000
+"""So often one of the lowest tier begins wherever one that comes now would: of a long queue more are not added to it
+than that, and nobody starves while others pass.
+"""
 AHEAD_S: Final = 5.0
 """What waits at a pool's workers may take so long, at the speed at which it goes; then nobody is added to it."""
 
@@ -89,6 +94,7 @@ class Backlog(Generic[T]):
         self._lines: dict[_Line, FairOrder[_Held[T]]] = {}
         self._deadlines: list[tuple[int, int, _Held[T]]] = []
         self._served: dict[_Line, int] = {}
+        self._last_ms: dict[_Line, int] = {}
         self._waiting: Counter[_Line] = Counter()
         self._bytes: Counter[_Line] = Counter()
         self._in_lines = self._came = self._taken = 0
@@ -170,11 +176,10 @@ class Backlog(Generic[T]):
             return count > 1 and (count > most or size_bytes > most_bytes)
 
         lines = [line for line in self._lines if line.model and line.again == again and (again or line.tier != LOWEST)]
-        if not is_beyond(lines) or not any(
-            has_room(model, self._need(LOWEST if again else TIERS[0], now_ms)) for model in models
-        ):
+        need = self._need_of(LOWEST if again else TIERS[0], now_ms)
+        if not is_beyond(lines) or not any(has_room(model, need) for model in models):
             return
-        full = [line for line in lines if not has_room(line.model, self._need(line.tier, now_ms))]
+        full = [line for line in lines if not has_room(line.model, self._need(line, now_ms))]
         while is_beyond(full):
             of = self._waiting if sum(self._waiting[line] for line in full) > most else self._bytes
             yield self._give_up(max(full, key=of.__getitem__))
@@ -200,7 +205,7 @@ class Backlog(Generic[T]):
                 continue
             self._goes(held)
             self._taken += 1
-            self._served[line] = self._taken
+            self._served[line], self._last_ms[line] = self._taken, now_ms
             return held.asked.item
         return None
 
@@ -216,17 +221,23 @@ class Backlog(Generic[T]):
         self._waiting[held.line] -= 1
         self._bytes[held.line] -= held.asked.size_bytes
 
-    def _need(self, tier: Tier, now_ms: int) -> Need:
+    def _need(self, line: _Line, now_ms: int) -> Need:
+        need = self._need_of(line.tier, now_ms)
+        is_due = now_ms - self._last_ms.get(line, 0) >= LOWEST_EVERY_MS
+        return "queue" if need == "half a queue" and is_due else need
+
+    def _need_of(self, tier: Tier, now_ms: int) -> Need:
         if tier != LOWEST:
             return "queue"
-        gives_way = now_ms < self._behind_until_ms and not is_others_turn(self._taken)
-        return "idle slots" if gives_way else "little ahead"
+        if now_ms >= self._behind_until_ms:
+            return "half a queue"
+        return "little ahead" if is_others_turn(self._taken) else "idle slots"
 
     def _next(self, now_ms: int, has_room: Room | None) -> _Line | None:
         """The line of the tier whose turn it is, of several the one that was served the longest ago."""
 
         def is_able(line: _Line) -> bool:
-            return not line.model or (has_room is not None and has_room(line.model, self._need(line.tier, now_ms)))
+            return not line.model or (has_room is not None and has_room(line.model, self._need(line, now_ms)))
 
         able = [line for line in self._lines if is_able(line)]
         tiers = [tier for tier in TIERS if any(line.tier == tier for line in able)]
@@ -259,11 +270,11 @@ def has_room(pools: Iterable[Sequence[Load]], bound: QueueBound, need: Need) -> 
 
 def _has(loads: Sequence[Load], bound: QueueBound, need: Need) -> bool:
     answers, tokens = sum(load.queued_answers for load in loads), sum(load.queued_tokens for load in loads)
-    share = bound.lanes.standard.queue_share
+    share = bound.lanes.standard.queue_share * (HALF if need == "half a queue" else 1)
     if answers >= bound.answers * share or tokens >= bound.tokens * share:
         return False
     slots = _slots(loads)
-    if need == "queue" or slots is None:
+    if need in ("queue", "half a queue") or slots is None:
         return True
     if need == "idle slots":
         return sum(load.state.running for load in loads) + answers < slots

@@ -133,6 +133,19 @@ def test_until_the_log_is_read_the_lowest_tier_has_what_others_leave() -> None:
     assert backlog.take(NOW + BEHIND_MS, taken) == "f2", "nothing late was read since"
 
 
+def test_once_the_log_is_read_the_lowest_tier_fills_half_a_queue_and_one_a_second_begins_as_who_comes_now() -> None:
+    backlog: Backlog[str] = Backlog()
+    entered(backlog, *(asked(f"f{n}", "free") for n in range(4)))
+
+    def long_queue(_model: str, need: Need) -> bool:
+        return need == "queue"
+
+    after = NOW + BEHIND_MS
+    assert backlog.take(after - 1, long_queue) is None
+    assert [backlog.take(after + wait_ms, long_queue) for wait_ms in (0, 0, 999, 1_000)] == ["f0", None, None, "f1"]
+    assert backlog.take(after + 1_000, lambda _, need: need == "half a queue") == "f2"
+
+
 def test_who_waits_because_all_is_busy_waits_for_no_room() -> None:
     backlog: Backlog[str] = Backlog()
     assert backlog.enter(asked("fresh", "free"), NOW, appended_ms=NOW, is_busy=True) == "turn"
@@ -174,26 +187,29 @@ def load(waiting: int, tokens: int, drain: Drain | None = None, running: int = 0
 @pytest.mark.parametrize(
     ("pools", "has"),
     [
-        ([[]], "queue, little ahead, idle slots"),
-        ([[load(0, 0, running=63)]], "queue, little ahead, idle slots"),
-        ([[load(0, 0, running=64)]], "queue, little ahead"),
-        ([[load(63, 200_000)]], "queue, little ahead, idle slots"),
-        ([[load(64, 30_000)]], "queue"),
-        ([[load(64, 30_000, SLOW)]], "queue"),
-        ([[load(64, 30_000, FAST)]], "queue, little ahead"),
+        ([[]], "queue, half a queue, little ahead, idle slots"),
+        ([[load(0, 0, running=63)]], "queue, half a queue, little ahead, idle slots"),
+        ([[load(0, 0, running=64)]], "queue, half a queue, little ahead"),
+        ([[load(63, 200_000)]], "queue, half a queue, little ahead, idle slots"),
+        ([[load(64, 30_000)]], "queue, half a queue"),
+        ([[load(64, 30_000, SLOW)]], "queue, half a queue"),
+        ([[load(64, 30_000, FAST)]], "queue, half a queue, little ahead"),
+        ([[load(3_999, 30_000, SLOW)]], "queue, half a queue"),
+        ([[load(4_000, 30_000, SLOW)]], "queue"),
+        ([[load(64, 400_000, SLOW)]], "queue"),
         ([[load(7_999, 30_000, SLOW)]], "queue"),
         ([[load(8_000, 30_000, SLOW)]], ""),
         ([[load(63, 800_000, FAST)]], ""),
-        ([[load(64, 30_000, SLOW)], [load(0, 0)]], "queue, little ahead, idle slots"),
+        ([[load(64, 30_000, SLOW)], [load(0, 0)]], "queue, half a queue, little ahead, idle slots"),
         ([[load(8_000, 30_000, SLOW)], []], ""),
-        ([[load(64, 30_000, slots=0)]], "queue, little ahead, idle slots"),
+        ([[load(64, 30_000, slots=0)]], "queue, half a queue, little ahead, idle slots"),
     ],
 )
 def test_a_pool_has_room_for_who_pays_as_ever_and_for_the_lowest_tier_while_little_waits(
     pools: list[list[Load]], has: str
 ) -> None:
     bound = QueueBound(1_000_000, 10_000)
-    needs: tuple[Need, ...] = ("queue", "little ahead", "idle slots")
+    needs: tuple[Need, ...] = ("queue", "half a queue", "little ahead", "idle slots")
     assert ", ".join(need for need in needs if has_room(pools, bound, need)) == has
 
 
