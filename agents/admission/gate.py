@@ -12,6 +12,7 @@ import orjson
 
 from agents.admission import metrics
 from agents.admission.catching_up import LOOK_AHEAD, TIERS, Asked, Backlog, Need, has_room, is_late
+from agents.admission.in_order import NotBegun
 from agents.admission.pipeline import Handle, Pipeline
 from agents.admission.turns import FINEST_S, Pace
 from streams.log.port import LogRecord
@@ -24,7 +25,7 @@ LONGEST_TURN_S: Final = 30.0
 ENDING_SHARE: Final = 4
 """Of what may be in work a fourth beside it is for what takes nobody's turn: it is refused, or buried."""
 
-_How = Literal["begin", "late", "full", "left"]
+_How = Literal["begin", "late", "full", "left", "closed"]
 _Turn = asyncio.Future[_How]
 
 
@@ -48,6 +49,13 @@ class Gate:
         self._began_ms: defaultdict[str, dict[object, int]] = defaultdict(dict)
         """By topic, the oldest first."""
         self._held_topics: set[str] = set()
+        self._is_closed = False
+
+    def close(self) -> None:
+        """Nothing more gets a turn here: whatever waits for one raises NotBegun."""
+        self._is_closed = True
+        for turn in self._backlog.take_all():
+            _tell(turn, "closed")
 
     def guarded(self, handle: Handle, put_aside: Handle | None, go_round: Handle | None = None) -> Handle:
         """`handle`, begun when it is the record's turn. `put_aside` None: it has stepped aside before.
@@ -79,6 +87,9 @@ class Gate:
         if how == "left":
             # A balance has begun: it cannot be acknowledged any more, and comes again, here or elsewhere.
             return
+        if how == "closed":
+            # In the same generation it would be acknowledged.
+            raise NotBegun
         if how == "full" and go_round is not None:
             await go_round(record)
             return
@@ -128,7 +139,9 @@ class Gate:
         way = self._backlog.enter(
             asked, self._services.clock_ms(), appended_ms=record.timestamp_ms, is_busy=self._slots.locked()
         )
-        if way == "turn":
+        if way == "turn" and self._is_closed:
+            self.close()
+        elif way == "turn":
             self._held_topics.add(record.topic)
             if self._giving is None:
                 self._giving = asyncio.create_task(self._give())

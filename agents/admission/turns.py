@@ -5,6 +5,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import Generic, TypeVar
 
+from agents.admission.in_order import NotBegun
+
 T = TypeVar("T")
 Sleep = Callable[[float], Awaitable[object]]
 FINEST_S = 0.001
@@ -129,14 +131,25 @@ class Turns:
         self._on_next = on_next
         self._waiting: RankOrder[asyncio.Future[None]] = RankOrder()
         self._giving: asyncio.Task[None] | None = None
+        self._is_closed = False
 
     async def wait(self, holder: Hashable, weight: float = 1.0, rank: int = 0) -> None:
-        """Returns when it is this one's turn."""
+        """Returns when it is this one's turn. Raises NotBegun once it is closed."""
+        if self._is_closed:
+            raise NotBegun
         turn = asyncio.get_running_loop().create_future()
         self._waiting.put(rank, holder, weight, turn)
         if self._giving is None:
             self._giving = asyncio.create_task(self._give())
         await turn
+
+    def close(self) -> None:
+        """No turn is given any more."""
+        self._is_closed = True
+        while self._waiting:
+            _, turn = self._waiting.take()
+            if not turn.done():
+                turn.set_exception(NotBegun())
 
     async def _give(self) -> None:
         try:
@@ -145,6 +158,8 @@ class Turns:
                 self._on_next(wait_s)
                 # No timer is finer than that; what is not waited now adds up.
                 await self._sleep(wait_s if wait_s >= FINEST_S else 0)
+                if not self._waiting:
+                    return
                 weight, turn = self._waiting.take()
                 self._pace.wait_s(self._clock_s(), weight)
                 if not turn.done():

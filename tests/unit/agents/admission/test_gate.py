@@ -8,7 +8,8 @@ from functools import partial
 import orjson
 import pytest
 
-from agents.admission.app import Binding, bindings
+from agents.admission.app import Binding, bindings, drained
+from agents.admission.in_order import NotBegun
 from agents.admission.pipeline import LATER_PER_SECOND, Handle
 from agents.admission.turns import OTHERS_EVERY
 from agents.admission.watchdog import Excuses
@@ -214,6 +215,28 @@ async def test_a_balance_leaves_what_waits_to_the_next_owner() -> None:
     await reading
     assert len(late.in_lanes()) <= 2
     assert not late.world.log.endings
+
+
+async def test_an_ordered_stop_finishes_what_has_begun_and_leaves_who_waits_for_a_turn_unread() -> None:
+    late = Late(per_second=20)
+    failures: list[Exception] = []
+    acknowledged: list[int] = []
+    window, handle = late.requests.window(256, failures.append), late.requests.paced()
+    for number, record in enumerate(late.asked("acme", 50)):
+        await window.start("line", partial(handle, record), partial(acknowledged.append, number), 1)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert acknowledged
+    assert await drained(late.table, [window], timeout_s=5) == 0
+    begun = len(late.in_lanes())
+    assert acknowledged == [*range(begun)]
+    assert begun < 50
+    assert not failures
+    assert not late.world.log.endings
+    for record in late.asked("acme", 1):
+        with pytest.raises(NotBegun):
+            await handle(record)
+    assert len(late.in_lanes()) == begun
 
 
 async def test_a_full_pool_is_filled_no_further_by_a_backlog_and_then_with_paid_ones_first() -> None:
