@@ -50,6 +50,9 @@ class Gate:
         """By topic, the oldest first."""
         self._held_topics: set[str] = set()
         self._is_closed = False
+        self._rooms: dict[tuple[str, Need], bool] = {}
+        """What this look has found; whoever begins is counted behind it."""
+        self._has_begun_since = False
 
     def close(self) -> None:
         """Nothing more gets a turn here: whatever waits for one raises NotBegun."""
@@ -151,6 +154,7 @@ class Gate:
         try:
             while self._backlog:
                 self._leave_to_others()
+                self._rooms.clear()
                 now_ms = self._services.clock_ms()
                 for turn in self._backlog.too_late(now_ms):
                     _tell(turn, "late")
@@ -175,6 +179,9 @@ class Gate:
 
     def _begin(self) -> float:
         """As many as may. Returns after how long to look again."""
+        if self._has_begun_since:
+            self._rooms.clear()
+            self._has_begun_since = False
         while self._given < self._in_flight:
             now_s = self._pipeline.monotonic_ms() / 1_000
             wait_s = self._pace.wait_s(now_s, 0)
@@ -186,10 +193,17 @@ class Gate:
                 self._pace.wait_s(now_s)
             if not turn.done():
                 self._given += 1
+                self._has_begun_since = True
                 turn.set_result("begin")
         return LOOK_S
 
     def _has_room(self, model_name: str, need: Need) -> bool:
+        key = model_name, need
+        if key not in self._rooms:
+            self._rooms[key] = self._finds_room(*key)
+        return self._rooms[key]
+
+    def _finds_room(self, model_name: str, need: Need) -> bool:
         model, now_ms = self._services.catalog.model(model_name), self._services.clock_ms()
         if model is None:
             return True

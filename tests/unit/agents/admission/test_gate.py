@@ -4,13 +4,16 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import orjson
 import pytest
 
 from agents.admission.app import Binding, bindings, drained
+from agents.admission.gate import LOOK_S
 from agents.admission.in_order import NotBegun
 from agents.admission.pipeline import LATER_PER_SECOND, Handle
+from agents.admission.routing import Load
 from agents.admission.turns import OTHERS_EVERY
 from agents.admission.watchdog import Excuses
 from schemas.endings import EndingCode
@@ -250,6 +253,28 @@ async def test_a_full_pool_is_filled_no_further_by_a_backlog_and_then_with_paid_
     late.world.beat(lease_ms=10**9, max_running=1_000, waiting=0, beat_at_ms=late.world.now_ms + 2)
     await reading
     assert late.in_lanes()[:6] == ["acme"] * 6
+
+
+async def test_a_look_asks_once_how_full_a_pool_is_however_many_lines_wait_for_it() -> None:
+    late = Late()
+    late.world.beat(lease_ms=10**9, max_running=8, waiting=9_000, beat_at_ms=late.world.now_ms + 1)
+    asked = 0
+    live = late.world.workers.live
+
+    def counted(*arguments: Any, **named: Any) -> list[Load]:
+        nonlocal asked
+        asked += 1
+        return live(*arguments, **named)
+
+    late.world.workers.live = counted  # type: ignore[method-assign]
+    reading = asyncio.create_task(late.read(late.asked("gold", 3) + late.asked("acme", 3)))
+    began_ms = late.world.now_ms
+    for _ in range(100):
+        await asyncio.sleep(0)
+    looks = (late.world.now_ms - began_ms) / (LOOK_S * 1_000)
+    assert looks > 10
+    assert asked <= looks + 1
+    reading.cancel()
 
 
 async def test_who_waits_for_a_full_pool_holds_up_nobody_of_another_and_beyond_its_share_is_refused_with_advice() -> (
