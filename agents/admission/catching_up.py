@@ -156,17 +156,15 @@ class Backlog(Generic[T]):
                 late.append(held.asked.item)
         return late
 
-    def too_many(self, now_ms: int, has_room: Room, models: Sequence[str]) -> list[T]:
+    def too_many(self, now_ms: int, has_room: Room, any_has_room: Callable[[Need], bool]) -> Iterator[T]:
         """Those that wait for room beyond their share, of whoever has most the newest: they wait no longer.
 
-        As long as none of these `models` has room either, nothing that stands behind could begin, and all wait.
+        As long as no pool has room, nothing that stands behind them could begin, and all wait.
         """
-        return [
-            *self._beyond(now_ms, has_room, models, again=False),
-            *self._beyond(now_ms, has_room, models, again=True),
-        ]
+        yield from self._beyond(now_ms, has_room, any_has_room, again=False)
+        yield from self._beyond(now_ms, has_room, any_has_room, again=True)
 
-    def _beyond(self, now_ms: int, has_room: Room, models: Sequence[str], *, again: bool) -> Iterator[T]:
+    def _beyond(self, now_ms: int, has_room: Room, any_has_room: Callable[[Need], bool], *, again: bool) -> Iterator[T]:
         """What has come round has a window of its own. Of the rest the lowest tier has stepped aside by itself."""
         most = min(AGAIN, self._most * FULL_SHARE) if again else self._most * FULL_SHARE
         most_bytes = self._most_bytes * FULL_SHARE
@@ -176,8 +174,7 @@ class Backlog(Generic[T]):
             return count > 1 and (count > most or size_bytes > most_bytes)
 
         lines = [line for line in self._lines if line.model and line.again == again and (again or line.tier != LOWEST)]
-        need = self._need_of(LOWEST if again else TIERS[0], now_ms)
-        if not is_beyond(lines) or not any(has_room(model, need) for model in models):
+        if not is_beyond(lines) or not any_has_room(self._need_of(LOWEST if again else TIERS[0], now_ms)):
             return
         full = [line for line in lines if not has_room(line.model, self._need(line, now_ms))]
         while is_beyond(full):

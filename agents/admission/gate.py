@@ -6,6 +6,7 @@ What it knows of a request before that is proved decides when it begins, and not
 import asyncio
 from collections import defaultdict
 from contextlib import suppress
+from itertools import islice
 from typing import Final, Literal
 
 import orjson
@@ -19,6 +20,8 @@ from streams.log.port import LogRecord
 
 LOOK_S: Final = 0.02
 """Nothing tells that a pool has room again."""
+GIVEN_UP_AT_ONCE: Final = 200
+"""In one look, of those that hold up the log."""
 HOLD_S: Final = 10.0
 LONGEST_TURN_S: Final = 30.0
 """From the turn on; a wait for the store, or for threads, is told by who waits."""
@@ -158,8 +161,8 @@ class Gate:
                 now_ms = self._services.clock_ms()
                 for turn in self._backlog.too_late(now_ms):
                     _tell(turn, "late")
-                models = [model.name for model in self._services.catalog.models()]
-                for turn in self._backlog.too_many(now_ms, self._has_room, models):
+                too_many = self._backlog.too_many(now_ms, self._has_room, self._any_has_room)
+                for turn in islice(too_many, GIVEN_UP_AT_ONCE):
                     _tell(turn, "full")
                 wait_s = self._begin()
                 for tier in TIERS:
@@ -202,6 +205,14 @@ class Gate:
         if key not in self._rooms:
             self._rooms[key] = self._finds_room(*key)
         return self._rooms[key]
+
+    def _any_has_room(self, need: Need) -> bool:
+        """Of the models that somebody serves."""
+        workers, now_ms = self._services.workers, self._services.clock_ms()
+        return any(
+            self._has_room(model.name, need) and any(workers.live(pool, now_ms) for pool in model.pools)
+            for model in self._services.catalog.models()
+        )
 
     def _finds_room(self, model_name: str, need: Need) -> bool:
         model, now_ms = self._services.catalog.model(model_name), self._services.clock_ms()

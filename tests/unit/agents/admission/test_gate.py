@@ -299,6 +299,21 @@ async def test_who_waits_for_a_full_pool_holds_up_nobody_of_another_and_beyond_i
     assert len(opened) >= LOOK_AHEAD / 2
 
 
+async def test_where_every_pool_that_is_served_is_full_nobody_is_refused_for_others_to_get_by() -> None:
+    late = Late()
+    late.world.beat(lease_ms=10**9, max_running=8, waiting=9_000, beat_at_ms=late.world.now_ms + 1)
+    reading = await late.through_the_window("requests", *late.asked("acme", LOOK_AHEAD + 50))
+    assert reading.done()
+    for _ in range(500):
+        await asyncio.sleep(0)
+    assert late.world.now_ms > NOW + OUTAGE_MS, "they were looked at"
+    assert not late.world.log.records
+    late.world.beat(lease_ms=10**9, max_running=10**6, beat_at_ms=NOW * 2)
+    for _ in range(5_000):
+        await asyncio.sleep(0)
+    assert len(late.in_lanes()) == LOOK_AHEAD + 50
+
+
 async def test_what_comes_round_to_a_full_pool_goes_round_again_for_others_to_get_by() -> None:
     late = Late()
     late.fill_another_pool()
