@@ -21,8 +21,8 @@ Idioms that Faust 0.15 needs, each for a fault that was reproduced:
 
 import asyncio
 import random
-from collections.abc import AsyncIterable, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterable, Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from time import monotonic
@@ -31,6 +31,7 @@ from typing import Any
 import faust
 import structlog
 
+from agents.admission.catching_up import AGAIN
 from agents.admission.catching_up import LOOK_AHEAD as CATCH_UP_LOOK_AHEAD
 from agents.admission.faust_broker import broker_credentials, broker_urls
 from agents.admission.faust_consumer import CommittedTransport
@@ -80,6 +81,8 @@ class Binding:
     enter: Callable[[LogRecord], Entry] | None = None
     on_hold: Callable[[str, float], None] = lambda _topic, _for_s: None
     generation: Callable[[], int] = lambda: 0
+    at_stop: list[Callable[[], None]] = field(default_factory=list)
+    """From then on nothing begins that waits: it raises NotBegun."""
 
     def paced(self, clock_s: Callable[[], float] = monotonic, sleep: Sleep = asyncio.sleep) -> Handle:
         """`handle`, begun when it is the record's turn."""
@@ -94,6 +97,7 @@ class Binding:
                 self.on_hold(self.topic, next_in_s + TURN_HOLD_S)
 
         turns = Turns(self.per_second, clock_s, sleep, hold)
+        self.at_stop.append(turns.close)
 
         async def in_turn(record: LogRecord) -> None:
             generation = self.generation()
@@ -139,9 +143,17 @@ def bindings(
             "requests",
             topics.requests.name,
             gate.guarded(lambda record: pipeline.handle_request(record, first), pipeline.put_aside),
-            look_ahead=catch_up_look_ahead,
+            # Beside what may wait there is always room for who need not.
+            look_ahead=catch_up_look_ahead + in_flight,
+            at_stop=[gate.close],
         ),
-        Binding("later", topics.later.name, gate.guarded(lambda record: pipeline.handle_later(record, first), None)),
+        Binding(
+            "later",
+            topics.later.name,
+            gate.guarded(lambda record: pipeline.handle_later(record, first), None, pipeline.go_round),
+            look_ahead=2 * AGAIN,
+            at_stop=[gate.close],
+        ),
         Binding(
             "intake",
             topics.intake_batch.name,
@@ -188,6 +200,17 @@ def log_record(event: Any) -> LogRecord:
         headers=tuple((name, value) for name, value in pairs),
         timestamp_ms=round(message.timestamp * 1_000),
     )
+
+
+async def drained(table: Sequence[Binding], windows: Sequence[InOrder], timeout_s: float) -> int:
+    """What is in work is finished and acknowledged; what waits for its turn begins elsewhere. Returns how many are in
+    work after all.
+    """
+    for binding in table:
+        for stop in binding.at_stop:
+            stop()
+    await asyncio.gather(*(window.close(timeout_s) for window in windows))
+    return sum(window.in_work for window in windows)
 
 
 class AdmissionApp:
@@ -239,11 +262,11 @@ class AdmissionApp:
             lambda: KafkaProducer(settings.kafka, "admission-notes", linger_ms=NOTE_LINGER_MS),
         )
         self.pipeline = wire(self._publisher)
-        table = bindings(
+        self._table = bindings(
             settings.admission.placement, settings.topics, self.pipeline, settings.admission.batch_jobs_per_second,
             settings.admission.in_flight, settings.admission.catch_up_per_second,
         )  # fmt: skip
-        for binding in table:
+        for binding in self._table:
             self._bind(binding)
         app.task(self._publisher.open)
         app.on_partitions_assigned.connect(self._assigned)
@@ -292,10 +315,8 @@ class AdmissionApp:
         self.owned -= {TopicPartition(tp.topic, tp.partition) for tp in revoked}
 
     async def _drain(self, _app: Any, **_: Any) -> None:
-        """What is in work is finished and acknowledged; what is not begins again elsewhere."""
-        finished = await asyncio.gather(*(window.close(DRAIN_TIMEOUT_S) for window in self._windows))
-        if not all(finished):
-            _log.warning("stopped_with_work_left", left=sum(window.in_work for window in self._windows))
+        if left := await drained(self._table, self._windows, DRAIN_TIMEOUT_S):
+            _log.warning("stopped_with_work_left", left=left)
         try:
             await self._publisher.close(DRAIN_TIMEOUT_S)
         except PublishFailed as error:

@@ -4,13 +4,14 @@ The log has an order of its own: what a paid tenant asks for may stand behind a 
 an agent that is behind looks ahead, and lets begin by tiers, at a pace, as far as there is room at a pool. Of the
 lowest tier it holds so many and no more: what comes then steps aside, so that the agent gets to whatever stands behind
 it. Until it has, that tier has what others leave: slots that stand idle. What is too late for anybody takes no turn.
+Who waits for a full pool, while another has room, holds up so much of the log and no more.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from typing import Final, Generic, Literal, TypeVar
+from typing import Final, Generic, Literal, NamedTuple, TypeVar
 
 from agents.admission.routing import Load, QueueBound
 from agents.admission.turns import FairOrder, is_others_turn, whose_turn
@@ -19,9 +20,9 @@ from streams.directory import Tier
 T = TypeVar("T")
 Way = Literal["now", "turn", "aside"]
 """It begins at once, waits for its turn, or is written to where such as it wait, and comes round."""
-Need = Literal["queue", "little ahead", "idle slots"]
-"""What a pool must have for more of a backlog: room in its queue, as for who comes now; or that little waits there, or
-nobody.
+Need = Literal["queue", "half a queue", "little ahead", "idle slots"]
+"""What a pool must have for more of a backlog: room in its queue, as for who comes now; or half of that; or that little
+waits there, or nobody.
 """
 Room = Callable[[str, Need], bool]
 """Whether a pool of this model has it."""
@@ -34,6 +35,15 @@ BEHIND_MS: Final = 5_000
 LOOK_AHEAD: Final = 2_000
 LOWEST_SHARE: Final = 0.5
 """Of the look-ahead, in records and in bytes: what the lowest tier may hold of it."""
+FULL_SHARE: Final = 0.5
+"""Of the look-ahead: what those above may hold of it who wait for room that another pool has."""
+AGAIN: Final = 128
+"""Of what has stepped aside and come round: so many wait for such room."""
+HALF: Final = 0.5
+LOWEST_EVERY_MS: Final = 1_000
+"""So often one of the lowest tier begins wherever one that comes now would: of a long queue more are not added to it
+than that, and nobody starves while others pass.
+"""
 AHEAD_S: Final = 5.0
 """What waits at a pool's workers may take so long, at the speed at which it goes; then nobody is added to it."""
 
@@ -55,9 +65,18 @@ class Asked(Generic[T]):
     may_step_aside: bool = True
 
 
+class _Line(NamedTuple):
+    """`model`: by whose pools there is room for it; empty: it waits for no room. `again`: it has come round."""
+
+    tier: Tier
+    model: str
+    again: bool
+
+
 @dataclass(slots=True)
 class _Held(Generic[T]):
     asked: Asked[T]
+    line: _Line
     gone: bool = False
 
 
@@ -72,11 +91,12 @@ class Backlog(Generic[T]):
     def __init__(self, most: int = LOOK_AHEAD, most_bytes: int = 2**25) -> None:
         self._most = most
         self._most_bytes = most_bytes
-        self._lines: dict[tuple[Tier, str], FairOrder[_Held[T]]] = {}
+        self._lines: dict[_Line, FairOrder[_Held[T]]] = {}
         self._deadlines: list[tuple[int, int, _Held[T]]] = []
-        self._served: dict[tuple[Tier, str], int] = {}
-        self._waiting: Counter[Tier] = Counter()
-        self._lowest_bytes = 0
+        self._served: dict[_Line, int] = {}
+        self._last_ms: dict[_Line, int] = {}
+        self._waiting: Counter[_Line] = Counter()
+        self._bytes: Counter[_Line] = Counter()
         self._in_lines = self._came = self._taken = 0
         self._behind_until_ms = 0
 
@@ -84,7 +104,7 @@ class Backlog(Generic[T]):
         return self._waiting.total()
 
     def waiting(self, tier: Tier) -> int:
-        return self._waiting[tier]
+        return sum(count for line, count in self._waiting.items() if line.tier == tier)
 
     @property
     def kept(self) -> int:
@@ -108,20 +128,21 @@ class Backlog(Generic[T]):
 
     def _is_full(self, asked: Asked[T]) -> bool:
         """Of its tier. One alone always fits."""
-        held = self._waiting[LOWEST]
+        held = self.waiting(LOWEST)
+        held_bytes = sum(size_bytes for line, size_bytes in self._bytes.items() if line.tier == LOWEST)
         return held > 0 and (
-            held >= self._most * LOWEST_SHARE or self._lowest_bytes + asked.size_bytes > self._most_bytes * LOWEST_SHARE
+            held >= self._most * LOWEST_SHARE or held_bytes + asked.size_bytes > self._most_bytes * LOWEST_SHARE
         )
 
     def _put(self, asked: Asked[T], room_of: str) -> None:
-        held = _Held(asked)
+        held = _Held(asked, _Line(asked.tier, room_of, not asked.may_step_aside))
         # Its tenant's line is served in proportion to its weight.
-        self._lines.setdefault((asked.tier, room_of), FairOrder()).put(asked.tenant_id, 1 / asked.weight, held)
+        self._lines.setdefault(held.line, FairOrder()).put(asked.tenant_id, 1 / asked.weight, held)
         self._came += 1
         heappush(self._deadlines, (asked.deadline_ms, self._came, held))
         self._in_lines += 1
-        self._waiting[asked.tier] += 1
-        self._lowest_bytes += asked.size_bytes if asked.tier == LOWEST else 0
+        self._waiting[held.line] += 1
+        self._bytes[held.line] += asked.size_bytes
         if self.kept > self._most + 2 * len(self):
             self._sweep()
 
@@ -135,6 +156,41 @@ class Backlog(Generic[T]):
                 late.append(held.asked.item)
         return late
 
+    def too_many(self, now_ms: int, has_room: Room, any_has_room: Callable[[Need], bool]) -> Iterator[T]:
+        """Those that wait for room beyond their share, of whoever has most the newest: they wait no longer.
+
+        As long as no pool has room, nothing that stands behind them could begin, and all wait.
+        """
+        yield from self._beyond(now_ms, has_room, any_has_room, again=False)
+        yield from self._beyond(now_ms, has_room, any_has_room, again=True)
+
+    def _beyond(self, now_ms: int, has_room: Room, any_has_room: Callable[[Need], bool], *, again: bool) -> Iterator[T]:
+        """What has come round has a window of its own. Of the rest the lowest tier has stepped aside by itself."""
+        most = min(AGAIN, self._most * FULL_SHARE) if again else self._most * FULL_SHARE
+        most_bytes = self._most_bytes * FULL_SHARE
+
+        def is_beyond(lines: Sequence[_Line]) -> bool:
+            count, size_bytes = (sum(of[line] for line in lines) for of in (self._waiting, self._bytes))
+            return count > 1 and (count > most or size_bytes > most_bytes)
+
+        lines = [line for line in self._lines if line.model and line.again == again and (again or line.tier != LOWEST)]
+        if not is_beyond(lines) or not any_has_room(self._need_of(LOWEST if again else TIERS[0], now_ms)):
+            return
+        full = [line for line in lines if not has_room(line.model, self._need(line, now_ms))]
+        while is_beyond(full):
+            of = self._waiting if sum(self._waiting[line] for line in full) > most else self._bytes
+            yield self._give_up(max(full, key=of.__getitem__))
+
+    def _give_up(self, line: _Line) -> T:
+        """Somebody waits there."""
+        while (held := self._lines[line].take_last()[1]).gone:
+            self._in_lines -= 1
+        self._in_lines -= 1
+        if not self._lines[line]:
+            del self._lines[line]
+        self._goes(held)
+        return held.asked.item
+
     def take(self, now_ms: int, has_room: Room | None) -> T | None:
         """Who begins now; None: nobody waits whose model has room. `has_room` None: who waits for room has no turn."""
         while (line := self._next(now_ms, has_room)) is not None:
@@ -146,7 +202,7 @@ class Backlog(Generic[T]):
                 continue
             self._goes(held)
             self._taken += 1
-            self._served[line] = self._taken
+            self._served[line], self._last_ms[line] = self._taken, now_ms
             return held.asked.item
         return None
 
@@ -159,24 +215,33 @@ class Backlog(Generic[T]):
 
     def _goes(self, held: _Held[T]) -> None:
         held.gone = True
-        self._waiting[held.asked.tier] -= 1
-        self._lowest_bytes -= held.asked.size_bytes if held.asked.tier == LOWEST else 0
+        self._waiting[held.line] -= 1
+        self._bytes[held.line] -= held.asked.size_bytes
 
-    def _next(self, now_ms: int, has_room: Room | None) -> tuple[Tier, str] | None:
-        """The line of the tier whose turn it is, of several models the one that was served the longest ago."""
-        gives_way = now_ms < self._behind_until_ms and not is_others_turn(self._taken)
+    def _need(self, line: _Line, now_ms: int) -> Need:
+        need = self._need_of(line.tier, now_ms)
+        is_due = now_ms - self._last_ms.get(line, 0) >= LOWEST_EVERY_MS
+        return "queue" if need == "half a queue" and is_due else need
 
-        def is_able(line: tuple[Tier, str]) -> bool:
-            tier, model = line
-            need: Need = "queue" if tier != LOWEST else "idle slots" if gives_way else "little ahead"
-            return not model or (has_room is not None and has_room(model, need))
+    def _need_of(self, tier: Tier, now_ms: int) -> Need:
+        if tier != LOWEST:
+            return "queue"
+        if now_ms >= self._behind_until_ms:
+            return "half a queue"
+        return "little ahead" if is_others_turn(self._taken) else "idle slots"
+
+    def _next(self, now_ms: int, has_room: Room | None) -> _Line | None:
+        """The line of the tier whose turn it is, of several the one that was served the longest ago."""
+
+        def is_able(line: _Line) -> bool:
+            return not line.model or (has_room is not None and has_room(line.model, self._need(line, now_ms)))
 
         able = [line for line in self._lines if is_able(line)]
-        tiers = [tier for tier in TIERS if any(line[0] == tier for line in able)]
+        tiers = [tier for tier in TIERS if any(line.tier == tier for line in able)]
         if not tiers:
             return None
         tier = whose_turn(tiers, self._taken)
-        return min((line for line in able if line[0] == tier), key=lambda line: self._served.get(line, 0))
+        return min((line for line in able if line.tier == tier), key=lambda line: self._served.get(line, 0))
 
     def _sweep(self) -> None:
         """Lets go of what has gone."""
@@ -202,11 +267,11 @@ def has_room(pools: Iterable[Sequence[Load]], bound: QueueBound, need: Need) -> 
 
 def _has(loads: Sequence[Load], bound: QueueBound, need: Need) -> bool:
     answers, tokens = sum(load.queued_answers for load in loads), sum(load.queued_tokens for load in loads)
-    share = bound.lanes.standard.queue_share
+    share = bound.lanes.standard.queue_share * (HALF if need == "half a queue" else 1)
     if answers >= bound.answers * share or tokens >= bound.tokens * share:
         return False
     slots = _slots(loads)
-    if need == "queue" or slots is None:
+    if need in ("queue", "half a queue") or slots is None:
         return True
     if need == "idle slots":
         return sum(load.state.running for load in loads) + answers < slots

@@ -6,25 +6,30 @@ What it knows of a request before that is proved decides when it begins, and not
 import asyncio
 from collections import defaultdict
 from contextlib import suppress
+from itertools import islice
 from typing import Final, Literal
 
 import orjson
 
 from agents.admission import metrics
 from agents.admission.catching_up import LOOK_AHEAD, TIERS, Asked, Backlog, Need, has_room, is_late
+from agents.admission.in_order import NotBegun
 from agents.admission.pipeline import Handle, Pipeline
 from agents.admission.turns import FINEST_S, Pace
 from streams.log.port import LogRecord
 
 LOOK_S: Final = 0.02
 """Nothing tells that a pool has room again."""
+GIVEN_UP_AT_ONCE: Final = 200
+"""In one look, of those that hold up the log."""
 HOLD_S: Final = 10.0
 LONGEST_TURN_S: Final = 30.0
 """From the turn on; a wait for the store, or for threads, is told by who waits."""
 ENDING_SHARE: Final = 4
 """Of what may be in work a fourth beside it is for what takes nobody's turn: it is refused, or buried."""
 
-_Turn = asyncio.Future[Literal["begin", "late", "left"]]
+_How = Literal["begin", "late", "full", "left", "closed"]
+_Turn = asyncio.Future[_How]
 
 
 class Gate:
@@ -47,9 +52,22 @@ class Gate:
         self._began_ms: defaultdict[str, dict[object, int]] = defaultdict(dict)
         """By topic, the oldest first."""
         self._held_topics: set[str] = set()
+        self._is_closed = False
+        self._rooms: dict[tuple[str, Need], bool] = {}
+        """What this look has found; whoever begins is counted behind it."""
+        self._has_begun_since = False
 
-    def guarded(self, handle: Handle, put_aside: Handle | None) -> Handle:
-        """`handle`, begun when it is the record's turn. `put_aside` None: it has stepped aside before."""
+    def close(self) -> None:
+        """Nothing more gets a turn here: whatever waits for one raises NotBegun."""
+        self._is_closed = True
+        for turn in self._backlog.take_all():
+            _tell(turn, "closed")
+
+    def guarded(self, handle: Handle, put_aside: Handle | None, go_round: Handle | None = None) -> Handle:
+        """`handle`, begun when it is the record's turn. `put_aside` None: it has stepped aside before.
+
+        What waits in vain for a full pool, where others could begin, goes round again, or is handled as if it came now.
+        """
 
         async def through(record: LogRecord) -> None:
             in_time = put_aside is not None and not is_late(self._services.clock_ms(), record.timestamp_ms)
@@ -66,16 +84,22 @@ class Gate:
                 await self._work(handle, record, self._ending if ends_at_once else self._slots)
             else:
                 assert asked is not None
-                await self._in_turn(handle, record, asked.item)
+                await self._in_turn(handle, record, asked.item, go_round)
 
         return through
 
-    async def _in_turn(self, handle: Handle, record: LogRecord, turn: _Turn) -> None:
+    async def _in_turn(self, handle: Handle, record: LogRecord, turn: _Turn, go_round: Handle | None) -> None:
         how = await turn
         if how == "left":
             # A balance has begun: it cannot be acknowledged any more, and comes again, here or elsewhere.
             return
-        if how == "late":
+        if how == "closed":
+            # In the same generation it would be acknowledged.
+            raise NotBegun
+        if how == "full" and go_round is not None:
+            await go_round(record)
+            return
+        if how != "begin":
             await self._work(handle, record, self._ending)
             return
         try:
@@ -97,7 +121,8 @@ class Gate:
 
     def _asked(self, record: LogRecord, *, may_step_aside: bool) -> Asked[_Turn] | None:
         """None: it will be refused or buried, whenever it begins."""
-        with suppress(orjson.JSONDecodeError, KeyError, TypeError):
+        # Anybody's bytes: whatever they hold is buried by whoever proves them.
+        with suppress(ValueError, KeyError, TypeError, OverflowError):
             said = orjson.loads(record.value or b"")
             tenant = self._services.directory.tenant(said["scope"]["tenant_id"])
             model = self._services.catalog.model(said["model"])
@@ -120,7 +145,9 @@ class Gate:
         way = self._backlog.enter(
             asked, self._services.clock_ms(), appended_ms=record.timestamp_ms, is_busy=self._slots.locked()
         )
-        if way == "turn":
+        if way == "turn" and self._is_closed:
+            self.close()
+        elif way == "turn":
             self._held_topics.add(record.topic)
             if self._giving is None:
                 self._giving = asyncio.create_task(self._give())
@@ -130,8 +157,13 @@ class Gate:
         try:
             while self._backlog:
                 self._leave_to_others()
-                for turn in self._backlog.too_late(self._services.clock_ms()):
+                self._rooms.clear()
+                now_ms = self._services.clock_ms()
+                for turn in self._backlog.too_late(now_ms):
                     _tell(turn, "late")
+                too_many = self._backlog.too_many(now_ms, self._has_room, self._any_has_room)
+                for turn in islice(too_many, GIVEN_UP_AT_ONCE):
+                    _tell(turn, "full")
                 wait_s = self._begin()
                 for tier in TIERS:
                     metrics.held(tier).set(self._backlog.waiting(tier))
@@ -150,6 +182,9 @@ class Gate:
 
     def _begin(self) -> float:
         """As many as may. Returns after how long to look again."""
+        if self._has_begun_since:
+            self._rooms.clear()
+            self._has_begun_since = False
         while self._given < self._in_flight:
             now_s = self._pipeline.monotonic_ms() / 1_000
             wait_s = self._pace.wait_s(now_s, 0)
@@ -161,10 +196,25 @@ class Gate:
                 self._pace.wait_s(now_s)
             if not turn.done():
                 self._given += 1
+                self._has_begun_since = True
                 turn.set_result("begin")
         return LOOK_S
 
     def _has_room(self, model_name: str, need: Need) -> bool:
+        key = model_name, need
+        if key not in self._rooms:
+            self._rooms[key] = self._finds_room(*key)
+        return self._rooms[key]
+
+    def _any_has_room(self, need: Need) -> bool:
+        """Of the models that somebody serves."""
+        workers, now_ms = self._services.workers, self._services.clock_ms()
+        return any(
+            self._has_room(model.name, need) and any(workers.live(pool, now_ms) for pool in model.pools)
+            for model in self._services.catalog.models()
+        )
+
+    def _finds_room(self, model_name: str, need: Need) -> bool:
         model, now_ms = self._services.catalog.model(model_name), self._services.clock_ms()
         if model is None:
             return True
@@ -180,6 +230,6 @@ class Gate:
                 self._services.on_hold(topic, next_in_s + HOLD_S)
 
 
-def _tell(turn: _Turn, how: Literal["begin", "late", "left"]) -> None:
+def _tell(turn: _Turn, how: _How) -> None:
     if not turn.done():
         turn.set_result(how)

@@ -14,6 +14,10 @@ MAX_BYTES_IN_WORK = 67_108_864
 """Of records, per agent; what a stage makes of one is several times as large."""
 
 
+class NotBegun(Exception):
+    """Of an event that was not begun before the end, and is somebody else's to begin: as if it had not been read."""
+
+
 @dataclass(slots=True)
 class _Slot:
     acknowledge: Callable[[], None]
@@ -24,7 +28,7 @@ class InOrder:
     """At most `limit` events in work, and `limit_bytes` of them where one alone has no more. Used from one event loop.
 
     `on_failure` is called with the error of an event that could not be finished; nothing at or behind that event in its
-    line is acknowledged ever after.
+    line is acknowledged ever after. Nor is what raises NotBegun, which is no failure.
     """
 
     def __init__(
@@ -71,6 +75,8 @@ class InOrder:
     async def _run(self, line: Hashable, slot: _Slot, work: Callable[[], Awaitable[None]], size_bytes: int) -> None:
         try:
             await work()
+        except NotBegun:
+            pass
         except Exception as error:  # noqa: BLE001
             self._on_failure(error)
         else:

@@ -61,6 +61,8 @@ PLACES = 64
 STAY_MS = 60_000
 ASIDE_PER_SECOND = 20
 """Jobs that go round in the topic of those that stepped aside: each is written anew."""
+LATER_PER_SECOND = 100
+"""Requests that go round in `admission.later`, since their pool is full and another is not: each is written anew."""
 STORE_HOLD_S = 10.0
 """More than one attempt at a silent store can take."""
 _log = structlog.get_logger()
@@ -118,6 +120,7 @@ class Pipeline:
     readers: JobReaders = field(default_factory=JobReaders)
     places: Places = field(default_factory=lambda: places_among(256))
     rounds: Pace = field(default_factory=lambda: Pace(ASIDE_PER_SECOND))
+    later_rounds: Pace = field(default_factory=lambda: Pace(LATER_PER_SECOND))
     monotonic_ms: Callable[[], int] = monotonic_ms
     """For what waits here; Unix time may be set."""
     generation: Callable[[], int] = lambda: 0
@@ -140,6 +143,15 @@ class Pipeline:
     async def handle_later(self, record: LogRecord, stages: Sequence[Stage] = FUSED) -> None:
         """A record of `admission.later`, as `handle_request`. It was proved before it stepped aside."""
         await self._handle(record, "validation", self._read_later, stages, self._behind(stages))
+
+    async def go_round(self, record: LogRecord) -> None:
+        """A record of `admission.later`, written to its end, at a pace. A crash behind that: quota decides once."""
+        generation, wait_s = self.generation(), self.later_rounds.wait_s(self.monotonic_ms() / 1_000)
+        self._hold(record, wait_s + STORE_HOLD_S)
+        await self.sleep(wait_s)
+        if self.generation() == generation:
+            # Otherwise a balance has begun: it comes again, here or elsewhere.
+            await self._handle(record, "validation", self._read_later, (), lambda _: record.topic)
 
     async def handle_job(self, record: LogRecord) -> None:
         """A record of `intake.batch`: proved, validated, and put into the queue of its pool."""

@@ -138,8 +138,13 @@ def _weight(looked: Looked, weights: PoolWeights) -> float:
 
 
 def _gives_way(loads: Sequence[Load], ask: Ask, bound: QueueBound) -> bool:
-    """Before anybody is refused."""
-    return ask.tier == LOWEST_TIER and ask.lane != LANES[-1] and is_long(loads, ask.lane, bound)
+    """Before anybody is refused. Where nobody reads the last lane (all of it is held up, say) it stays in its own."""
+    return (
+        ask.tier == LOWEST_TIER
+        and ask.lane != LANES[-1]
+        and is_long(loads, ask.lane, bound)
+        and any(load.state.lane_partitions.get(LANES[-1]) and load.state.home_partitions for load in loads)
+    )
 
 
 def _lets_in(pool: Pool, loads: Sequence[Load], tier: Tier) -> bool:

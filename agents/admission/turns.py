@@ -5,6 +5,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import Generic, TypeVar
 
+from agents.admission.in_order import NotBegun
+
 T = TypeVar("T")
 Sleep = Callable[[float], Awaitable[object]]
 FINEST_S = 0.001
@@ -44,17 +46,26 @@ class FairOrder(Generic[T]):
     def take(self) -> tuple[float, T]:
         """With its weight. Raises ValueError when there is none."""
         holder = min(self._lines, key=self._served.__getitem__)
-        line = self._lines[holder]
-        weight, item = line.popleft()
+        weight, item = self._lines[holder].popleft()
         self._now = self._served[holder]
         self._served[holder] += weight
-        if not line:
+        self._took(holder)
+        return weight, item
+
+    def take_last(self) -> tuple[float, T]:
+        """What came last of whoever has most, as if it had not come. Raises ValueError when there is none."""
+        holder = max(self._lines, key=lambda each: len(self._lines[each]))
+        weight, item = self._lines[holder].pop()
+        self._took(holder)
+        return weight, item
+
+    def _took(self, holder: Hashable) -> None:
+        if not self._lines[holder]:
             del self._lines[holder]
         if not self._lines:
             # Nobody waited: nobody owes anything.
             self._served.clear()
             self._now = 0.0
-        return weight, item
 
     def keep(self, is_wanted: Callable[[T], bool]) -> None:
         """Whatever else waits is forgotten, as if it had not come."""
@@ -120,14 +131,25 @@ class Turns:
         self._on_next = on_next
         self._waiting: RankOrder[asyncio.Future[None]] = RankOrder()
         self._giving: asyncio.Task[None] | None = None
+        self._is_closed = False
 
     async def wait(self, holder: Hashable, weight: float = 1.0, rank: int = 0) -> None:
-        """Returns when it is this one's turn."""
+        """Returns when it is this one's turn. Raises NotBegun once it is closed."""
+        if self._is_closed:
+            raise NotBegun
         turn = asyncio.get_running_loop().create_future()
         self._waiting.put(rank, holder, weight, turn)
         if self._giving is None:
             self._giving = asyncio.create_task(self._give())
         await turn
+
+    def close(self) -> None:
+        """No turn is given any more."""
+        self._is_closed = True
+        while self._waiting:
+            _, turn = self._waiting.take()
+            if not turn.done():
+                turn.set_exception(NotBegun())
 
     async def _give(self) -> None:
         try:
@@ -136,6 +158,8 @@ class Turns:
                 self._on_next(wait_s)
                 # No timer is finer than that; what is not waited now adds up.
                 await self._sleep(wait_s if wait_s >= FINEST_S else 0)
+                if not self._waiting:
+                    return
                 weight, turn = self._waiting.take()
                 self._pace.wait_s(self._clock_s(), weight)
                 if not turn.done():

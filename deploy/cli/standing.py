@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 from rich.markup import escape
 from rich.table import Table
 
-from deploy.cli.inspection import consumer_lag
+from deploy.cli.inspection import OtherGroups, consumer_lag
 from deploy.local.data_folder import RunRecord
 from schemas.request import LANES
+from streams.access import process_roles
 from streams.log.kafka import KafkaConsumer
 from streams.log.watch import Lag
 from streams.pool_watch import PoolWatch
@@ -28,13 +29,16 @@ class Standing(NamedTuple):
     lanes: list[LaneNow]
     shares: list[ShareNow]
     workers: list[WorkerNow]
+    other_groups: OtherGroups = OtherGroups()
+    """Those that are not of Sluice's processes: their names are anybody's."""
 
     def as_json(self) -> dict[str, Any]:
         parts = {
             name: [each.model_dump(mode="json") for each in getattr(self, name)]
             for name in ("pools", "lanes", "shares", "workers")
         }
-        return {"lag": self.lag, "brownout": {pool.pool: pool.level for pool in self.pools}, **parts}
+        told = {"lag": self.lag, "other_groups": self.other_groups._asdict()}
+        return {**told, "brownout": {pool.pool: pool.level for pool in self.pools}, **parts}
 
 
 UNKNOWN = dict.fromkeys((*Standing._fields, "brownout"))
@@ -49,7 +53,8 @@ class Looker:
     def look(self) -> Standing:
         """It blocks. Raises LogError."""
         kafka, topics = self._settings.kafka, self._settings.topics
-        lag = consumer_lag(kafka)
+        own = {group for role in process_roles(topics) for group in role.groups}
+        lag, other_groups = consumer_lag(kafka, own)
         if self._watch is None:
             self._watch = PoolWatch(KafkaConsumer(kafka, None, "sluice-status"), topics)
         at_ms = time.time_ns() // 1_000_000
@@ -60,6 +65,7 @@ class Looker:
             [lane_now(pool, lane, seen) for pool in topics.pools for lane in LANES],
             [share for pool in topics.pools for share in shares_now(pool, seen)],
             [worker_now(worker, at_ms) for worker in seen.workers],
+            other_groups,
         )
 
     def close(self) -> None:
@@ -82,11 +88,19 @@ def tables(run: RunRecord, standing: Standing | None) -> Iterator[Table]:
         )  # fmt: skip
     yield processes
     if standing is not None:
-        behind = Table("group", "topic", "lag", title="lag")
-        for group, lag_by_topic in standing.lag.items():
-            for topic, records in lag_by_topic.items():
-                behind.add_row(group, topic, str(records))
-        yield behind
+        yield _behind(standing)
+
+
+def _behind(standing: Standing) -> Table:
+    shown = Table("group", "topic", "lag", title="lag")
+    for group, lag_by_topic in standing.lag.items():
+        for topic, records in lag_by_topic.items():
+            shown.add_row(escape(group), escape(topic), str(records))
+    others = standing.other_groups
+    if others.groups:
+        lag = "" if others.lag is None else f"{others.lag}{' or more' if others.asked < others.groups else ''}"
+        shown.add_row(f"{others.groups} more", "", lag)
+    return shown
 
 
 def _pools(standing: Standing) -> Table:

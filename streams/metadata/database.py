@@ -19,7 +19,7 @@ from streams.breaker import Breaker
 from streams.clocks import monotonic_ms
 from streams.metadata.engine import WRITES, engine_of
 from streams.metadata.schema import check_schema
-from streams.metadata.unavailable import MetadataUnavailable, NotAsked, NotAsMigrated, TooManyWait
+from streams.metadata.unavailable import GivenUp, MetadataUnavailable, NotAsked, NotAsMigrated, TooManyWait
 from streams.settings import MetadataSettings
 
 MAX_WAITING: Final = 1_000
@@ -30,6 +30,8 @@ CHECK_TIMEOUT_S: Final = 30.0
 PROBE_GRACE_MS: Final = 1_000
 _NOT_AS_MIGRATED: Final = "42"
 """Class of Postgres' errors: a table or a right is missing."""
+_GIVEN_UP: Final = ("57014", "55P03", "40P01", "40001")
+"""Postgres' codes: a statement's time was over, a lock's was, a deadlock, two that cannot both be done."""
 _LACKS: Final = ("no such table", "no such column", "has no column")
 """As SQLite says it, whose code is that of any error in SQL."""
 
@@ -79,7 +81,7 @@ class Database:
         except asyncio.CancelledError:
             self._breaker.learnt_nothing(asked_at_ms)
             raise
-        except NotAsMigrated:
+        except (NotAsMigrated, GivenUp):
             self._breaker.succeeded(self._clock_ms())
             raise
         except MetadataUnavailable:
@@ -120,8 +122,10 @@ class Database:
         except (DBAPIError, PoolTimeoutError) as error:
             cause = getattr(error, "orig", None) or error
             why = f"{type(cause).__name__}: {str(cause)[:200]}"
-            lacks = str(getattr(cause, "sqlstate", "")).startswith(_NOT_AS_MIGRATED)
-            if lacks or any(said in str(cause) for said in _LACKS):
+            sqlstate = str(getattr(cause, "sqlstate", ""))
+            if sqlstate in _GIVEN_UP:
+                raise GivenUp(why) from None
+            if sqlstate.startswith(_NOT_AS_MIGRATED) or any(said in str(cause) for said in _LACKS):
                 _log.error("metadata_not_as_migrated", why=why, repeats=True)
                 raise NotAsMigrated(why) from None
             if isinstance(error, ProgrammingError):

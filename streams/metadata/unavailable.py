@@ -13,5 +13,9 @@ class NotAsMigrated(MetadataUnavailable):
     """It answers, and lacks a table or a right. It may come back, and until then other work goes on."""
 
 
+class GivenUp(MetadataUnavailable):
+    """It answers, and has ended this one transaction: that took too long, or was in somebody's way."""
+
+
 class NotAsked(MetadataUnavailable):
     """It was not asked: it has answered nobody lately, and somebody else tries."""

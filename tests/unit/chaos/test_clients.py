@@ -100,9 +100,11 @@ async def test_who_was_cut_off_before_it_knew_asks_again_with_its_key_alone(stac
     assert (keyed.answer.response_ids, keyed.answer.text, keyed.answer.code) == ([response_id], "Once", "completed")
 
 
-async def test_who_is_refused_in_words_was_not_cut_off(stack: Stack) -> None:
-    client = asking(OverEvents, stack.url)
-    await asyncio.to_thread(client.follow)  # nobody admits it
+async def test_who_is_refused_in_words_was_not_cut_off(redis_url: str) -> None:
+    settings = gateway_settings(redis_url, "chaos", admission_timeout_ms=300)
+    async with serving(settings, memory_log(settings)) as stack:
+        client = asking(OverEvents, stack.url)
+        await asyncio.to_thread(client.follow)  # nobody admits it
     assert client.answer.refused == "unavailable"
     assert client.answer.cut == 0
 

@@ -91,6 +91,35 @@ def test_what_waits_for_room_holds_up_no_other_model() -> None:
     assert backlog.take(NOW, room_for_all) == "full"
 
 
+def given_up(backlog: Backlog[str], *full: str, models: tuple[str, ...] = MODELS) -> list[str]:
+    return [*backlog.too_many(NOW, lambda model, _: model not in full, lambda _: not {*models} <= {*full})]
+
+
+def test_who_waits_for_a_full_pool_has_half_of_the_look_ahead_while_another_has_room() -> None:
+    backlog: Backlog[str] = Backlog(most=10)
+    entered(backlog, *(asked(f"p{n}", model="big") for n in range(7)), asked("g", "premium", "gold", model="big"))
+    assert not given_up(backlog), "all have room"
+    assert not given_up(backlog, *MODELS), "nobody behind them could begin either"
+    assert given_up(backlog, "big") == ["p6", "p5", "p4"]
+    assert begun(backlog) == ["g", "p0", "p1", "p2", "p3"]
+
+
+def test_of_whoever_has_most_the_newest_are_given_up_also_where_they_are_large() -> None:
+    backlog: Backlog[str] = Backlog(most_bytes=1_000)
+    entered(backlog, *(asked(f"flood{n}", "paid", "flood", "big", size_bytes=300) for n in range(3)))
+    entered(backlog, asked("other", "paid", "other", "big", size_bytes=100))
+    assert given_up(backlog, "big") == ["flood2", "flood1"]
+    entered(backlog, asked("huge", "premium", "acme", "huge", size_bytes=10_000))
+    assert given_up(backlog, "huge", models=("tiny", "huge")) == [], "one alone always fits"
+
+
+def test_what_has_come_round_gives_way_likewise_and_what_may_step_aside_yet_does_not() -> None:
+    backlog: Backlog[str] = Backlog(most=10)
+    entered(backlog, *(asked(f"f{n}", "free", model="big") for n in range(5)))
+    entered(backlog, *(asked(f"again{n}", "free", model="big", may_step_aside=False) for n in range(8)))
+    assert given_up(backlog, "big") == ["again7", "again6", "again5"]
+
+
 def test_until_the_log_is_read_the_lowest_tier_has_what_others_leave() -> None:
     backlog: Backlog[str] = Backlog()
     entered(backlog, *(asked(f"p{n}") for n in range(OTHERS_EVERY)), *(asked(f"f{n}", "free") for n in range(4)))
@@ -102,6 +131,19 @@ def test_until_the_log_is_read_the_lowest_tier_has_what_others_leave() -> None:
     assert given == [*(f"p{n}" for n in range(OTHERS_EVERY - 1)), "f0", f"p{OTHERS_EVERY - 1}", None]
     assert backlog.take(NOW, room_for_all) == "f1", "a slot stands idle"
     assert backlog.take(NOW + BEHIND_MS, taken) == "f2", "nothing late was read since"
+
+
+def test_once_the_log_is_read_the_lowest_tier_fills_half_a_queue_and_one_a_second_begins_as_who_comes_now() -> None:
+    backlog: Backlog[str] = Backlog()
+    entered(backlog, *(asked(f"f{n}", "free") for n in range(4)))
+
+    def long_queue(_model: str, need: Need) -> bool:
+        return need == "queue"
+
+    after = NOW + BEHIND_MS
+    assert backlog.take(after - 1, long_queue) is None
+    assert [backlog.take(after + wait_ms, long_queue) for wait_ms in (0, 0, 999, 1_000)] == ["f0", None, None, "f1"]
+    assert backlog.take(after + 1_000, lambda _, need: need == "half a queue") == "f2"
 
 
 def test_who_waits_because_all_is_busy_waits_for_no_room() -> None:
@@ -145,26 +187,29 @@ def load(waiting: int, tokens: int, drain: Drain | None = None, running: int = 0
 @pytest.mark.parametrize(
     ("pools", "has"),
     [
-        ([[]], "queue, little ahead, idle slots"),
-        ([[load(0, 0, running=63)]], "queue, little ahead, idle slots"),
-        ([[load(0, 0, running=64)]], "queue, little ahead"),
-        ([[load(63, 200_000)]], "queue, little ahead, idle slots"),
-        ([[load(64, 30_000)]], "queue"),
-        ([[load(64, 30_000, SLOW)]], "queue"),
-        ([[load(64, 30_000, FAST)]], "queue, little ahead"),
+        ([[]], "queue, half a queue, little ahead, idle slots"),
+        ([[load(0, 0, running=63)]], "queue, half a queue, little ahead, idle slots"),
+        ([[load(0, 0, running=64)]], "queue, half a queue, little ahead"),
+        ([[load(63, 200_000)]], "queue, half a queue, little ahead, idle slots"),
+        ([[load(64, 30_000)]], "queue, half a queue"),
+        ([[load(64, 30_000, SLOW)]], "queue, half a queue"),
+        ([[load(64, 30_000, FAST)]], "queue, half a queue, little ahead"),
+        ([[load(3_999, 30_000, SLOW)]], "queue, half a queue"),
+        ([[load(4_000, 30_000, SLOW)]], "queue"),
+        ([[load(64, 400_000, SLOW)]], "queue"),
         ([[load(7_999, 30_000, SLOW)]], "queue"),
         ([[load(8_000, 30_000, SLOW)]], ""),
         ([[load(63, 800_000, FAST)]], ""),
-        ([[load(64, 30_000, SLOW)], [load(0, 0)]], "queue, little ahead, idle slots"),
+        ([[load(64, 30_000, SLOW)], [load(0, 0)]], "queue, half a queue, little ahead, idle slots"),
         ([[load(8_000, 30_000, SLOW)], []], ""),
-        ([[load(64, 30_000, slots=0)]], "queue, little ahead, idle slots"),
+        ([[load(64, 30_000, slots=0)]], "queue, half a queue, little ahead, idle slots"),
     ],
 )
 def test_a_pool_has_room_for_who_pays_as_ever_and_for_the_lowest_tier_while_little_waits(
     pools: list[list[Load]], has: str
 ) -> None:
     bound = QueueBound(1_000_000, 10_000)
-    needs: tuple[Need, ...] = ("queue", "little ahead", "idle slots")
+    needs: tuple[Need, ...] = ("queue", "half a queue", "little ahead", "idle slots")
     assert ", ".join(need for need in needs if has_room(pools, bound, need)) == has
 
 
@@ -178,6 +223,7 @@ class AnyBacklog(RuleBasedStateMachine):
         self.now_ms = NOW
         self.waits: dict[int, Asked[int]] = {}
         self.ended: set[int] = set()
+        self.late: set[int] = set()
         self.count = self.peak = 0
 
     @rule(
@@ -201,6 +247,7 @@ class AnyBacklog(RuleBasedStateMachine):
             assert (late, busy, again) == (False, False, False)
         if way == "turn":
             self.waits[self.count] = each
+            self.late |= {self.count} if late or again else set()
             self.peak = max(self.peak, len(self.waits))
 
     @rule(rooms=st.sets(st.sampled_from(MODELS)))
@@ -213,6 +260,21 @@ class AnyBacklog(RuleBasedStateMachine):
             assert item not in self.ended
             self.ended.add(item)
             del self.waits[item]
+
+    @rule(rooms=st.sets(st.sampled_from(MODELS)))
+    def some_are_given_up(self, rooms: set[str]) -> None:
+        given_up = [*self.backlog.too_many(self.now_ms, lambda model, _: model in rooms, lambda _: bool(rooms))]
+        assert len(given_up) == len(set(given_up))
+        assert not given_up or rooms
+        for item in given_up:
+            each = self.waits.pop(item)
+            assert each.model not in rooms
+            assert each.tier != LOWEST or not each.may_step_aside
+            self.ended.add(item)
+        of_full = [each for each in self.waits.values() if each.model not in rooms and each.item in self.late]
+        above = [each for each in of_full if each.tier != LOWEST and each.may_step_aside]
+        again = [each for each in of_full if not each.may_step_aside]
+        assert not rooms or max(len(above), len(again)) <= max(self.most / 2, 1)
 
     @precondition(lambda self: self.waits)
     @rule()

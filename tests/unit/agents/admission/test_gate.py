@@ -3,11 +3,17 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
+import orjson
 import pytest
 
-from agents.admission.app import Binding, bindings
-from agents.admission.pipeline import Handle
+from agents.admission.app import Binding, bindings, drained
+from agents.admission.gate import LOOK_S
+from agents.admission.in_order import NotBegun
+from agents.admission.pipeline import LATER_PER_SECOND, Handle
+from agents.admission.routing import Load
 from agents.admission.turns import OTHERS_EVERY
 from agents.admission.watchdog import Excuses
 from schemas.endings import EndingCode
@@ -50,18 +56,45 @@ class Late:
     def agent(self, name: str) -> Binding:
         return next(binding for binding in self.table if binding.name == name)
 
-    def asked(self, tenant: str, count: int, *, lives_ms: int = 600_000, appended_ms: int = NOW) -> list[LogRecord]:
+    def fill_another_pool(self) -> None:
+        """That of the model `big`, which no smaller one may stand in for."""
+        for tenant_id in ("acme", "crowd"):
+            self.world.change(tenant_id, models=["tiny", "big"])
+        self.world.catalog.change_model("big", fallback=None)
+        self.world.beat("worker-2", pool="other", model="big", lease_ms=10**9, max_running=8, waiting=9_000)
+
+    def asked(
+        self, tenant: str, count: int, *, lives_ms: int = 600_000, appended_ms: int = NOW, model: str = "default"
+    ) -> list[LogRecord]:
         records = []
         for _ in range(count):
             request = self.world.request(
-                tenant=tenant, response_id=IDS.mint(3), accepted_at_ms=appended_ms, deadline_ms=appended_ms + lives_ms
-            )
+                tenant=tenant, response_id=IDS.mint(3), model=model, accepted_at_ms=appended_ms,
+                deadline_ms=appended_ms + lives_ms,
+            )  # fmt: skip
             records.append(replace(self.world.record(request), timestamp_ms=appended_ms))
         return records
 
     async def read(self, records: Sequence[LogRecord], handle: Handle | None = None) -> None:
         """In the order of the log, all of them looked at before the first has ended."""
         await asyncio.gather(*((handle or self.requests.handle)(record) for record in records))
+
+    async def through_the_window(self, name: str, *records: LogRecord) -> asyncio.Task[None]:
+        """As an agent reads: what finds no room in its window is not read. Returns behind many steps."""
+        binding = self.agent(name)
+        window, handle = binding.window(256, lambda _: None), binding.paced()
+
+        async def read() -> None:
+            for record in records:
+                work = partial(handle, replace(record, topic=binding.topic))
+                await window.start("line", work, lambda: None, len(record.value or b""))
+
+        reading = asyncio.create_task(read())
+        for _ in range(20_000):
+            await asyncio.sleep(0)
+            if reading.done():
+                break
+        return reading
 
     async def come_round(self) -> None:
         await self.read(self.aside(), self.agent("later").handle)
@@ -156,6 +189,26 @@ async def test_what_cannot_be_read_is_buried_and_what_is_forged_never_steps_asid
     assert not late.aside()
 
 
+@pytest.mark.parametrize("deadline", ["x", [1], None, float("1e308"), 2.0**70, True, -1])
+async def test_a_forged_deadline_is_a_dead_letter_and_ends_nothing(deadline: object) -> None:
+    late = Late()
+    (record,) = late.asked("crowd", 1)
+    said = orjson.loads(record.value or b"") | {"deadline_ms": deadline}
+    await late.read([replace(record, value=orjson.dumps(said))])
+    assert len(late.world.log.dead) + len(late.aside()) == 1
+    assert not late.in_lanes()
+    assert not late.world.log.endings
+
+
+@pytest.mark.parametrize("field", ["scope", "model", "service_tier"])
+@pytest.mark.parametrize("value", ["x", [1], None, {}, {"tenant_id": []}, 1e308])
+async def test_whatever_is_forged_is_a_dead_letter(field: str, value: object) -> None:
+    late = Late()
+    (record,) = late.asked("crowd", 1)
+    await late.read([replace(record, value=orjson.dumps(orjson.loads(record.value or b"") | {field: value}))])
+    assert len(late.world.log.dead) == 1
+
+
 async def test_a_balance_leaves_what_waits_to_the_next_owner() -> None:
     late = Late(per_second=1)
     reading = asyncio.create_task(late.read(late.asked("acme", 10)))
@@ -165,6 +218,28 @@ async def test_a_balance_leaves_what_waits_to_the_next_owner() -> None:
     await reading
     assert len(late.in_lanes()) <= 2
     assert not late.world.log.endings
+
+
+async def test_an_ordered_stop_finishes_what_has_begun_and_leaves_who_waits_for_a_turn_unread() -> None:
+    late = Late(per_second=20)
+    failures: list[Exception] = []
+    acknowledged: list[int] = []
+    window, handle = late.requests.window(256, failures.append), late.requests.paced()
+    for number, record in enumerate(late.asked("acme", 50)):
+        await window.start("line", partial(handle, record), partial(acknowledged.append, number), 1)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert acknowledged
+    assert await drained(late.table, [window], timeout_s=5) == 0
+    begun = len(late.in_lanes())
+    assert acknowledged == [*range(begun)]
+    assert begun < 50
+    assert not failures
+    assert not late.world.log.endings
+    for record in late.asked("acme", 1):
+        with pytest.raises(NotBegun):
+            await handle(record)
+    assert len(late.in_lanes()) == begun
 
 
 async def test_a_full_pool_is_filled_no_further_by_a_backlog_and_then_with_paid_ones_first() -> None:
@@ -178,6 +253,81 @@ async def test_a_full_pool_is_filled_no_further_by_a_backlog_and_then_with_paid_
     late.world.beat(lease_ms=10**9, max_running=1_000, waiting=0, beat_at_ms=late.world.now_ms + 2)
     await reading
     assert late.in_lanes()[:6] == ["acme"] * 6
+
+
+async def test_a_look_asks_once_how_full_a_pool_is_however_many_lines_wait_for_it() -> None:
+    late = Late()
+    late.world.beat(lease_ms=10**9, max_running=8, waiting=9_000, beat_at_ms=late.world.now_ms + 1)
+    asked = 0
+    live = late.world.workers.live
+
+    def counted(*arguments: Any, **named: Any) -> list[Load]:
+        nonlocal asked
+        asked += 1
+        return live(*arguments, **named)
+
+    late.world.workers.live = counted  # type: ignore[method-assign]
+    reading = asyncio.create_task(late.read(late.asked("gold", 3) + late.asked("acme", 3)))
+    began_ms = late.world.now_ms
+    for _ in range(100):
+        await asyncio.sleep(0)
+    looks = (late.world.now_ms - began_ms) / (LOOK_S * 1_000)
+    assert looks > 10
+    assert asked <= looks + 1
+    reading.cancel()
+
+
+async def test_who_waits_for_a_full_pool_holds_up_nobody_of_another_and_beyond_its_share_is_refused_with_advice() -> (
+    None
+):
+    late = Late(in_flight=8)
+    late.fill_another_pool()
+    flood = late.asked("acme", 3 * LOOK_AHEAD, model="big")
+    fresh = late.asked("gold", 1, appended_ms=late.world.now_ms)
+    reading = await late.through_the_window("requests", *flood, *fresh)
+    assert reading.done()
+    await asyncio.sleep(0)
+    assert late.world.now_ms < NOW + OUTAGE_MS + 2_000
+    assert late.in_lanes() == ["gold"]
+    assert {ending.code for ending in late.world.log.endings} == {EndingCode.OVERLOADED}
+    assert all(ending.retry_after_ms for ending in late.world.log.endings)
+    late.world.beat("worker-2", pool="other", model="big", lease_ms=10**9, max_running=10**6, beat_at_ms=NOW * 2)
+    for _ in range(5_000):
+        await asyncio.sleep(0)
+    opened = late.world.log.of(Opened, late.world.topics.generated.name)
+    assert len(late.world.log.endings) + len(opened) == 3 * LOOK_AHEAD + 1
+    assert len(opened) >= LOOK_AHEAD / 2
+
+
+async def test_where_every_pool_that_is_served_is_full_nobody_is_refused_for_others_to_get_by() -> None:
+    late = Late()
+    late.world.beat(lease_ms=10**9, max_running=8, waiting=9_000, beat_at_ms=late.world.now_ms + 1)
+    reading = await late.through_the_window("requests", *late.asked("acme", LOOK_AHEAD + 50))
+    assert reading.done()
+    for _ in range(500):
+        await asyncio.sleep(0)
+    assert late.world.now_ms > NOW + OUTAGE_MS, "they were looked at"
+    assert not late.world.log.records
+    late.world.beat(lease_ms=10**9, max_running=10**6, beat_at_ms=NOW * 2)
+    for _ in range(5_000):
+        await asyncio.sleep(0)
+    assert len(late.in_lanes()) == LOOK_AHEAD + 50
+
+
+async def test_what_comes_round_to_a_full_pool_goes_round_again_for_others_to_get_by() -> None:
+    late = Late()
+    late.fill_another_pool()
+    crowd = late.asked("crowd", 300, model="big")
+    reading = await late.through_the_window("later", *crowd, *late.asked("crowd", 1))
+    assert reading.done()
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert late.in_lanes() == ["crowd"]
+    assert not late.world.log.endings
+    again = late.aside()
+    assert 300 - LOOK_AHEAD / 2 <= len(again) <= 300
+    assert {record.key for record in again} <= {record.key for record in crowd}
+    assert late.world.now_ms - NOW - OUTAGE_MS >= (len(again) - 1) * 1_000 / LATER_PER_SECOND, "at a pace"
 
 
 async def test_one_that_hangs_is_a_stall_however_many_wait_for_their_turn() -> None:

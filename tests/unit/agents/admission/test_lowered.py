@@ -54,6 +54,27 @@ def test_many_small_ones_make_a_queue_long_as_well_and_an_operator_may_have_none
     assert not plan(many, None, QueueBound(tokens=1_000, answers=100)).is_lowered
 
 
+@pytest.mark.parametrize(
+    ("reads", "becomes"),
+    [
+        ([{Lane.BATCH: [2]}], "lowered"),
+        ([{}], "as it is"),
+        ([{Lane.STANDARD: [2], Lane.BATCH: []}, {Lane.STANDARD: [3]}], "as it is"),
+        ([{Lane.STANDARD: [2]}, {Lane.BATCH: [3]}], "lowered"),
+    ],
+)
+def test_nobody_is_lowered_into_a_lane_that_no_worker_reads(reads: list[dict[Lane, list[int]]], becomes: str) -> None:
+    """As where one long answer holds up all of it."""
+    ask = Ask("acme", "free", Lane.STANDARD, context=60, output=20)
+    loads = [load(lane_partitions=lanes, held_up={Lane.BATCH: [2]}, queued_tokens=450) for lanes in reads]
+    at = plan(
+        Option([Looked(Pool(name="first", engine="simulated"), loads)], ask),
+        None,
+        QueueBound(10_000, 100, lowered_from=0.05),
+    )
+    assert (at.standing, at.is_lowered) == ("room", becomes == "lowered")
+
+
 async def through(world: World, record: LogRecord, stages: tuple[Stage, ...]) -> None:
     """As one process does it, or one for each stage."""
     pipeline: Pipeline = world.pipeline

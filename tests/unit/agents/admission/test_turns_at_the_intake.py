@@ -3,12 +3,14 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from agents.admission import entrances
-from agents.admission.app import Binding, bindings
+from agents.admission.app import Binding, bindings, drained
+from agents.admission.in_order import NotBegun
 from agents.admission.pipeline import Entry
 from agents.admission.turns import OTHERS_EVERY
 from agents.admission.watchdog import Excuses, Progress, StallDetector
@@ -89,6 +91,25 @@ async def test_a_job_that_waits_for_its_turn_while_a_balance_begins_is_left_to_t
     handle = intake_of(world).paced(lambda: 0.0, balance)
     await asyncio.gather(*(handle(world.job(custom_id=f"line-{number}", offset=number)) for number in range(3)))
     assert not world.log.records
+
+
+async def test_an_ordered_stop_leaves_jobs_that_wait_for_their_turn_unread(world: World) -> None:
+    failures: list[Exception] = []
+    acknowledged: list[int] = []
+    binding = intake_of(world)
+    window, handle = binding.window(256, failures.append), binding.paced(lambda: 0.0, lambda _: asyncio.sleep(0))
+    for number in range(50):
+        job = world.job(custom_id=f"line-{number}", offset=number)
+        await window.start("line", partial(handle, job), partial(acknowledged.append, number), 1)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert acknowledged
+    assert await drained([binding], [window], timeout_s=5) == 0
+    assert acknowledged == [*range(len(world.log.records))]
+    assert len(acknowledged) < 50
+    assert not failures
+    with pytest.raises(NotBegun):
+        await handle(world.job(custom_id="line-50", offset=50))
 
 
 class Watched:

@@ -4,15 +4,19 @@ import itertools
 import json
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import typer
+from confluent_kafka import KafkaError, KafkaException
 from rich.console import Console
 
-from deploy.cli import overview, standing
+from deploy.cli import inspection, overview, standing
 from deploy.cli.app import CommandError
+from deploy.cli.inspection import MAX_OTHERS, OtherGroups
 from deploy.cli.standing import MAX_SHARES, Standing, tables
 from schemas.brownout import PoolLevel
 from schemas.request import LANES
@@ -21,6 +25,7 @@ from streams.drain import DrainWindow
 from streams.log.port import LogError
 from streams.pools_now import lane_now, pool_now, pools_seen, shares_now, worker_now
 from streams.service_shares import ServiceShares
+from streams.settings import KafkaSettings
 from tests.unit.deploy.cli.test_commands import run_of, running
 
 NOW = 1_790_000_000_000
@@ -93,6 +98,62 @@ def test_people_see_levels_lanes_shares_and_workers() -> None:
         ["worker-2", "default", "gone", "2/8", "9", "5", "0", "30/40", "25%"],
     ]
     assert seen["lag"] == [["local.workers.default", "local.inference.default.standard", "11"]]
+
+
+def test_whatever_a_group_is_called_people_see_it_and_those_of_others_are_one_row() -> None:
+    [row] = rows(stands()._replace(lag={"acme-[/x]": {"[red]": 3}}))["lag"]
+    assert row == ["acme-[/x]", "[red]", "3"]
+    for others, shown in [
+        (OtherGroups(1, 1, 7), "7"), (OtherGroups(900, 50, 7), "7 or more"), (OtherGroups(2, 0, None), ""),
+    ]:  # fmt: skip
+        told = stands()._replace(other_groups=others)
+        assert rows(told)["lag"][-1] == [f"{others.groups} more", "", shown]
+        assert told.as_json()["other_groups"] == others._asdict()
+
+
+class Groups:
+    """What an admin client says of them: each has read 5 of 8 records of one partition."""
+
+    def __init__(self, *names: str, fails: str = "") -> None:
+        self._names = names
+        self._fails = fails
+        self.asked: list[str] = []
+
+    def list_consumer_groups(self, **_: Any) -> Future[Any]:
+        return self._known(SimpleNamespace(errors=[], valid=[SimpleNamespace(group_id=name) for name in self._names]))
+
+    def list_consumer_group_offsets(self, asked: list[Any], **_: Any) -> dict[str, Future[Any]]:
+        [name] = [each.group_id for each in asked]
+        self.asked.append(name)
+        if name == self._fails:
+            raise KafkaException(KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED))
+        place = SimpleNamespace(topic="local.requests", partition=0, offset=5)
+        return {name: self._known(SimpleNamespace(topic_partitions=[place]))}
+
+    def list_offsets(self, wanted: dict[Any, Any], **_: Any) -> dict[Any, Future[Any]]:
+        return {place: self._known(SimpleNamespace(offset=8)) for place in wanted}
+
+    def _known(self, result: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_result(result)
+        return future
+
+
+def test_groups_of_sluice_are_asked_for_by_name_and_of_all_others_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = Groups("local.admission", *(f"acme-{number:03}[/x]" for number in range(MAX_OTHERS + 10)))
+    monkeypatch.setattr(inspection, "_admin", lambda _: groups)
+    lag, others = inspection.consumer_lag(KafkaSettings(), {"local.admission", "local.billing"})
+    assert lag == {"local.admission": {"local.requests": 3}}
+    assert others == OtherGroups(MAX_OTHERS + 10, MAX_OTHERS, 3 * MAX_OTHERS)
+    assert len(groups.asked) == MAX_OTHERS + 1
+
+
+def test_a_group_of_somebody_else_that_cannot_be_asked_for_hides_none_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = Groups("local.admission", "acme", fails="acme")
+    monkeypatch.setattr(inspection, "_admin", lambda _: groups)
+    lag, others = inspection.consumer_lag(KafkaSettings(), {"local.admission"})
+    assert lag == {"local.admission": {"local.requests": 3}}
+    assert others == OtherGroups(1, 0, None)
 
 
 def test_people_see_whose_engine_fails() -> None:

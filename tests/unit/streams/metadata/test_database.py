@@ -19,7 +19,7 @@ from streams.metadata.database import Database
 from streams.metadata.engine import FILE_NAME, address_of, engine_of, shown_address
 from streams.metadata.schema import check_schema, migrate
 from streams.metadata.tables import METADATA
-from streams.metadata.unavailable import MetadataUnavailable, NotAsked, NotAsMigrated
+from streams.metadata.unavailable import GivenUp, MetadataUnavailable, NotAsked, NotAsMigrated
 from streams.settings import MetadataSettings, SettingsError
 
 PATIENT = MetadataSettings(busy_timeout_ms=20_000, statement_timeout_ms=20_000)
@@ -235,6 +235,25 @@ async def test_a_database_that_answers_nobody_is_asked_by_one_at_a_time(away: Aw
     away.is_away, away.now_ms = False, away.now_ms + 2_500
     assert [await away.database.read(away.work) for _ in range(3)] == ["done"] * 3
     assert not away.database.circuit_is_open
+
+
+@pytest.mark.parametrize("sqlstate", ["57014", "55P03", "40P01", "40001"])
+async def test_a_transaction_that_the_database_ends_is_unavailable_to_its_own_asker_alone(
+    away: Away, sqlstate: str
+) -> None:
+    def ends(_connection: Connection) -> None:
+        raise OperationalError("SELECT 1", {}, _Undefined(sqlstate))
+
+    for _ in range(10):
+        with pytest.raises(MetadataUnavailable):
+            await away.database.read(ends)
+    assert not away.database.circuit_is_open
+    for _ in range(3):
+        await away.fails()
+    away.now_ms += 1_250
+    with pytest.raises(GivenUp):
+        await away.database.read(ends)
+    assert not away.database.circuit_is_open, "it answers again"
 
 
 async def test_a_database_that_answers_some_is_asked_by_all(away: Away) -> None:
