@@ -101,10 +101,12 @@ def test_a_worker_of_the_former_pool_that_comes_late_is_void(world: World) -> No
 
 
 def test_it_is_moved_as_often_as_it_has_places_and_then_ends_as_it_failed(world: World) -> None:
+    member = Member(world)
+    run(world, member)
     world.write(promised(), fence("r1"), failed())
     world.write(fenced(1, "att_2", "spare"), failed(attempt="att_2", move=1))
     world.write(fenced(2, "att_3", "small"), failed(attempt="att_3", move=2))
-    run(world, Member(world))
+    run(world, member)
     assert [(each.move, each.tried) for each in moves(world)] == [(1, ["sim"]), (2, ["sim", "spare"])]
     terminal = world.answer("r1").terminal
     assert terminal.code is EndingCode.ENGINE_FAILED
@@ -129,6 +131,42 @@ def test_what_has_said_a_token_is_moved_nowhere(world: World) -> None:
     run(world, Member(world))
     assert world.answer("r1").terminal.code is EndingCode.ENGINE_FAILED
     assert not moves(world)
+
+
+def test_a_rebuild_asks_for_the_last_place_alone_and_only_while_nobody_has_begun_there(world: World) -> None:
+    member = Member(world)
+    run(world, member)
+    world.write(promised(), fence("r1"), failed(), fenced(1, "att_2", "spare"), failed(attempt="att_2", move=1))
+    run(world, member)
+    member.kill()
+    run(world, member, 20)
+    assert [each.move for each in moves(world)] == [1, 2, 2]
+    assert moves(world)[1] == moves(world)[2]
+    world.write(fenced(2, "att_3", "small"), frame(Row("r1", 1, ["Hi"], attempt="att_3")))
+    run(world, member)
+    member.kill()
+    run(world, member, 20)
+    assert [each.move for each in moves(world)] == [1, 2, 2], "it is answered there"
+
+
+def test_who_goes_on_with_what_was_begun_changes_nothing_of_what_is_told(world: World) -> None:
+    world.write(
+        promised(), failed(attempt=None), fenced(1, "att_2", "spare"), frame(Row("r1", 1, ["Hi"], attempt="att_2")),
+        fenced(1, "att_3", "small", model="mini", fallback=SMALLER, prompt_tokens=12, kind="takeover"),
+        ending("r1", EndingCode.GENERATION_INTERRUPTED, attempt="att_3", move=1),
+    )  # fmt: skip
+    run(world, Member(world))
+    answer = world.answer("r1")
+    assert (answer.terminal.model, answer.terminal.fallback, answer.bill.pool) == ("tiny", None, "spare")
+    assert answer.bill.uncached_input_tokens + answer.bill.cached_input_tokens == 10
+    assert [each.moves for each in world.responses() if isinstance(each, Started)] == [0, 1]
+
+
+def test_an_attempt_that_another_record_moves_away_is_told(world: World) -> None:
+    world.write(promised(), fence("r1"), failed(attempt=None))
+    run(world, Member(world))
+    voids = [(each.attempt_id, each.why) for each in world.control() if isinstance(each, AttemptVoid)]
+    assert voids == [("att_1", "ended")]
 
 
 def test_a_move_that_is_told_twice_happens_once(world: World) -> None:
@@ -171,11 +209,14 @@ def test_a_cancel_that_comes_while_it_is_in_no_hands_ends_it_at_once(world: Worl
 )
 def test_whoever_dies_with_any_record_the_move_is_asked_for_and_told_alike(client: str, at: int) -> None:
     world = World([Fault(FaultKind.CRASH, client, at)])
+    member = Member(world)
+    world.write(promised(), fence("r1"), failed())
+    run(world, member, 4)
     world.write(
-        promised(), fence("r1"), failed(), fenced(1, "att_2", "small", model="mini", fallback=SMALLER),
+        fenced(1, "att_2", "small", model="mini", fallback=SMALLER),
         frame(Row("r1", 1, ["Hello"], attempt="att_2")), frame(Row("r1", 2, [], attempt="att_2", finish="stop")),
     )  # fmt: skip
-    run(world, Member(world), 20)
+    run(world, member, 20)
     assert world.restarts == 1
     assert {each.encode() for each in moves(world)} == {moves(world)[0].encode()}
     answer = world.answer("r1")
@@ -256,6 +297,7 @@ def test_where_a_fence_was_quicker_than_what_moves_it_that_is_void(world: World)
 
 def test_it_is_moved_on_where_the_next_pool_dies_too(world: World) -> None:
     member = Member(world)
+    run(world, member)
     world.write(promised(), fence("r1"), failed(), fenced(1, "att_2", "spare"))
     wait(world, member, 15_000, ("worker-5", "small"), ("worker-1", "sim"))
     assert [each.tried for each in moves(world)] == [["sim"], ["sim", "spare"]]
