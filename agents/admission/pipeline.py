@@ -182,8 +182,8 @@ class Pipeline:
         await self._handle(record, stages[0].name, self._read_admission, stages, self._behind(stages))
 
     async def handle_moved(self, record: LogRecord) -> None:
-        """A record of `admission.moved`: a response that goes to another pool. Nothing stands anywhere but in the log,
-        so a crash before the acknowledgement has it chosen anew.
+        """A record of `admission.moved`: a response that goes to another pool. Its place is stored before anybody hears
+        of it, so a crash before the acknowledgement has it put there again.
         """
         try:
             move = decode(Move, record.value)
