@@ -134,7 +134,8 @@ class Response:
         self.placed_at_ms = timestamp_ms
         if self.held_offset is None:
             self.held_offset = offset
-        self.tried = tuple(dict.fromkeys((*self.tried, self.served.pool)))
+        # What no worker has begun there no fence has told of.
+        self.tried = tuple(dict.fromkeys((*self.tried, ending.pool or self.served.pool)))
         failed = Failed(code=ending.code, message=ending.message, param=ending.param)
         self.placing = Move(
             response_id=self.response_id, scope=self.opened.scope, move=self.prefix.moves, tried=list(self.tried),

@@ -133,6 +133,13 @@ def test_what_has_said_a_token_is_moved_nowhere(world: World) -> None:
     assert not moves(world)
 
 
+def test_a_pool_that_failed_on_it_without_beginning_it_is_not_asked_again(world: World) -> None:
+    never_fits = failed(attempt=None, move=1, code=EndingCode.CONTEXT_LENGTH_EXCEEDED, pool="spare")
+    world.write(promised(), fence("r1"), failed(pool="sim"), never_fits)
+    run(world, Member(world))
+    assert [(each.move, each.tried) for each in moves(world)] == [(2, ["sim", "spare"])]
+
+
 def test_a_rebuild_asks_for_the_last_place_alone_and_only_while_nobody_has_begun_there(world: World) -> None:
     member = Member(world)
     run(world, member)
