@@ -42,6 +42,8 @@ class Deserted:
         self._look_at_ms = now_ms + LOOK_EVERY_MS
         self._workers = {each: state for each, state in self._workers.items() if state.is_live(now_ms)}
         living = {state.pool for state in self._workers.values() if state.state in ("ready", "draining")}
+        # Who drains, or whose engine fails, still has its own; but nothing is sent there.
+        takers = {each.pool for each in self._workers.values() if each.state == "ready" and not each.is_failing(now_ms)}
         effects: list[Effect] = []
         if not living:
             self._since_ms.clear()
@@ -54,7 +56,7 @@ class Deserted:
                     continue
                 named.add(pool)
                 since_ms = max(self._since_ms.setdefault(pool, now_ms), response.placed_at_ms)
-                if now_ms >= since_ms + self._after_ms and _has_place(response, living):
+                if now_ms >= since_ms + self._after_ms and _has_place(response, takers):
                     effects += self._move(partition, response)
         self._since_ms = {pool: since for pool, since in self._since_ms.items() if pool in named}
         return effects
@@ -83,6 +85,6 @@ def _waits_in(response: Response) -> str | None:
     return None if prefix.moves and prefix.attempt_id is None else response.served.pool
 
 
-def _has_place(response: Response, living: set[str]) -> bool:
+def _has_place(response: Response, takers: set[str]) -> bool:
     had = {*response.tried, response.served.pool}
-    return any(pool in living and pool not in had for pool in response.opened.further)
+    return any(pool in takers and pool not in had for pool in response.opened.further)

@@ -10,6 +10,7 @@ from schemas.endings import EndingCode
 from schemas.fallback import Fallback
 from schemas.generated import Ending, Fence, Opened, Source
 from schemas.responses import Started
+from schemas.worker import EngineFailing
 from streams.log.memory import Crashed, Fault, FaultKind
 from tests.unit.agents.post_safety.story import (
     TOPICS,
@@ -279,6 +280,19 @@ def test_what_need_not_be_moved_or_cannot_waits(world: World, why: str) -> None:
     wait(world, member, 60_000, *alive)
     assert not moves(world)
     assert not world.endings()
+
+
+@pytest.mark.parametrize("how", ["drains", "is starting", "its engine fails"])
+def test_where_nothing_is_sent_nothing_is_moved(world: World, how: str) -> None:
+    member = Member(world)
+    world.write(promised())
+    for _ in range(30):
+        state = {"drains": "draining", "is starting": "starting"}.get(how, "ready")
+        failing = EngineFailing(until_ms=world.now_ms + 5_000, failed=9, attempts=10) if state == "ready" else None
+        world.beat(*SPARE, state=state, failing=failing)
+        world.beat("worker-1", "sim", state="starting")
+        wait(world, member, 1_000)
+    assert not world.endings(), "it waits for its own, which is started again"
 
 
 def test_a_worker_that_comes_back_in_time_keeps_it(world: World) -> None:
