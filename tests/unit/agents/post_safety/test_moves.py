@@ -1,5 +1,6 @@
 """A response that fails before its first token goes on in another pool: told once, billed once, whoever crashes."""
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from schemas.control import AttemptVoid, Halt
 from schemas.endings import EndingCode
 from schemas.fallback import Fallback
 from schemas.generated import Ending, Fence, Opened, Source
+from schemas.request import Lane
 from schemas.responses import Started
 from schemas.worker import EngineFailing
 from streams.log.memory import Crashed, Fault, FaultKind
@@ -293,6 +295,25 @@ def test_where_nothing_is_sent_nothing_is_moved(world: World, how: str) -> None:
         world.beat("worker-1", "sim", state="starting")
         wait(world, member, 1_000)
     assert not world.endings(), "it waits for its own, which is started again"
+
+
+def test_of_a_crowd_the_highest_lanes_are_moved_first_and_a_part_at_a_time(world: World) -> None:
+    member = Member(world)
+    lanes = [Lane.BATCH, Lane.STANDARD, Lane.INTERACTIVE] * 300
+    world.write(*(promised(f"r{at}").model_copy(update={"lane": lane}) for at, lane in enumerate(lanes)))
+    while not world.endings():
+        wait(world, member, 1_000, SPARE)
+    first = [lanes[int(each.response_id[1:])] for each in world.endings()]
+    assert Counter(first) == {Lane.INTERACTIVE: 300, Lane.STANDARD: 200}
+    wait(world, member, 3_000, SPARE)
+    assert len(world.endings()) == len({each.response_id for each in world.endings()}) == 900
+
+
+def test_a_job_waits_for_its_own_pool(world: World) -> None:
+    member = Member(world)
+    world.write(promised(custom_id="line-1"))
+    wait(world, member, 60_000, SPARE)
+    assert not world.endings()
 
 
 def test_a_worker_that_comes_back_in_time_keeps_it(world: World) -> None:
