@@ -22,8 +22,8 @@ from schemas.request import AdmittedRequest, Lane, Sampling, Tool
 from schemas.worker import WorkerState
 from streams.brownout import BrownoutPolicy
 from streams.directory import Limits, Pool
-from streams.log.memory import MemoryLog
-from streams.log.port import LogRecord
+from streams.log.memory import MemoryConsumer, MemoryLog
+from streams.log.port import LogError, LogRecord
 from tests.unit.agents.admission.world import NOW, RESPONSE, World
 
 BUSY: dict[str, Any] = {"queued_tokens": 10**6}
@@ -274,6 +274,26 @@ async def test_a_smaller_model_that_does_not_do_what_is_asked_is_no_further_plac
     assert first.further == ["spare"]
 
 
+@pytest.mark.parametrize("away_ms", [3_000, 90_000], ids=["it comes back", "until the deadline"])
+async def test_while_the_log_does_not_answer_it_is_held_and_no_failure(world: World, away_ms: int) -> None:
+    first = await opened(world)
+    back_ms = world.now_ms + away_ms
+
+    async def read(source: Source) -> bytes | None:
+        if world.now_ms < back_ms:
+            raise LogError("away", retriable=True)
+        return world.read.get(source)
+
+    held: list[str] = []
+    services = replace(world.services, read_source=read, on_hold=lambda topic, _for_s: held.append(topic))
+    world.pipeline = replace(world.pipeline, services=services)
+    await moved(world, move_of(first))
+    assert not world.log.endings
+    assert not world.log.dead
+    assert len(copies(world, "spare")) == (away_ms < 60_000)
+    assert set(held) == {world.topics.moved.name}, "it is not hung"
+
+
 async def test_what_nobody_can_read_is_buried(world: World) -> None:
     await world.pipeline.handle_moved(LogRecord(world.topics.moved.name, 0, 3, b"r", b"{}", (), NOW))
     [letter] = world.log.dead
@@ -347,4 +367,31 @@ async def test_what_a_response_was_admitted_from_is_read_again_unless_it_is_gone
     assert await reader.read(place.model_copy(update={"offset": 0})) == b"one"
     assert await reader.read(place.model_copy(update={"offset": 9})) is None
     assert await reader.read(place.model_copy(update={"partition": 0, "offset": 0})) is None
+    reader.close()
+
+
+async def test_a_reader_that_failed_is_closed_and_the_next_read_has_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = MemoryLog(lambda: NOW)
+    log.create_topic("local.requests", 1)
+    log.append("local.requests", b"one", partition=0)
+    made: list[MemoryConsumer] = []
+    closed: list[MemoryConsumer] = []
+
+    def new_consumer() -> MemoryConsumer:
+        made.append(log.consumer(None, f"sources-{len(made)}"))
+        monkeypatch.setattr(made[-1], "close", lambda consumer=made[-1]: closed.append(consumer))
+        return made[-1]
+
+    def broken(*_: object) -> None:
+        raise LogError("away", retriable=True)
+
+    reader = SourceReader(new_consumer)
+    place = Source(topic="local.requests", partition=0, offset=0)
+    assert await reader.read(place) == b"one"
+    monkeypatch.setattr(made[0], "watermarks", broken)
+    with pytest.raises(LogError):
+        await reader.read(place)
+    assert closed == made[:1]
+    assert await reader.read(place) == b"one"
+    assert len(made) == 2
     reader.close()
