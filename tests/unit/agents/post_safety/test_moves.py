@@ -7,7 +7,7 @@ import pytest
 
 from schemas.admission import Move
 from schemas.control import AttemptVoid, Halt
-from schemas.endings import EndingCode
+from schemas.endings import EndingCode, Reached
 from schemas.fallback import Fallback
 from schemas.generated import Ending, Fence, Opened, Source
 from schemas.request import Lane
@@ -141,6 +141,19 @@ def test_a_pool_that_failed_on_it_without_beginning_it_is_not_asked_again(world:
     world.write(promised(), fence("r1"), failed(pool="sim"), never_fits)
     run(world, Member(world))
     assert [(each.move, each.tried) for each in moves(world)] == [(2, ["sim", "spare"])]
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_what_ends_where_nobody_has_begun_it_is_not_billed_for_what_another_failed_on(
+    world: World, begun: bool
+) -> None:
+    there = [fenced(1, "att_2", "spare")] if begun else []
+    over = ending("r1", EndingCode.DEADLINE_EXCEEDED, by="post-safety", move=1)
+    world.write(promised(), fence("r1"), failed(), *there, over)
+    run(world, Member(world))
+    terminal, bill = world.answer("r1").terminal, world.answer("r1").bill
+    assert (bill.billable, bill.uncached_input_tokens) == ((True, 10) if begun else (False, 0))
+    assert terminal.reached is (Reached.STOPPED if begun else Reached.EVICTED)
 
 
 def test_a_rebuild_asks_for_the_last_place_alone_and_only_while_nobody_has_begun_there(world: World) -> None:
