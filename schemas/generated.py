@@ -159,6 +159,9 @@ class Ending(ScopedRecord):
     elsewhere: bool = Field(
         default=False, exclude_if=not_, description="Another pool may answer it: nothing was generated for it here."
     )
+    pool: str = Field(
+        default="", max_length=200, exclude_if=not_, description="Of the worker that wrote it; absent of others'."
+    )
     # What a reader needs when no `opened` precedes (a refusal).
     endpoint: str = "chat.completions"
     requested_model: str = ""

@@ -2,20 +2,22 @@
 
 The list of further places is decided with the route: the other pools of its model that take it, then those of the
 smaller model that may answer in its place. Post-safety says from the log that a response is moved
-(`streams.accepted_prefix`), and how often it was; here one of the places that have not had it is chosen. Choosing again
-is harmless: of what stands in two lanes the fences let one count.
+(`streams.accepted_prefix`), and how often it was; here one of the places that have not had it is chosen, once for each
+move: what was chosen stands with its reservation, also that no place takes it, and who is asked again does the same.
+For want of workers alone it ends nowhere: where no place takes it, it goes on waiting for its own pool.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import Field, TypeAdapter
 
-from agents.admission.fallback import answered_by, smaller_of
+from agents.admission.fallback import answered_by, smaller_of, stand_in
 from agents.admission.route_plan import Looked, Option, next_place, takes
 from agents.admission.routing import choose
 from agents.admission.services import Services
-from agents.admission.validation import ask_of, readmitted
+from agents.admission.validation import ask_of, readmitted, unsupported_by
 from agents.quota.limits import limits_of
 from agents.quota.store import Decided, Finished, Refunded
 from schemas.admission import Admission, Decision, Move
@@ -30,7 +32,7 @@ _SOURCE: TypeAdapter[Request | Admission] = TypeAdapter(Annotated[Request | Admi
 
 @dataclass(frozen=True, slots=True)
 class Nowhere:
-    """No further place takes it: it ends as it failed. `is_over`: it has ended, and nothing is to be done."""
+    """No further place takes it: it ends as it failed. `is_over`: it has ended, or is to be left where it was put."""
 
     is_over: bool = False
 
@@ -44,7 +46,7 @@ def further_places(admission: Admission, pool: str, services: Services) -> list[
     ask = ask_of(admission, tenant)
     names = [each.name for each in pools_for(tenant, model, services.catalog) if takes(each, ask)]
     smaller = smaller_of(admission, services) if admission.fallback is None else None
-    if smaller is not None:
+    if smaller is not None and unsupported_by(admission.request, smaller) is None:
         names += [each.name for each in pools_for(tenant, smaller, services.catalog)]
     return [name for name in dict.fromkeys(names) if name != pool][: services.max_moves]
 
@@ -53,19 +55,27 @@ async def moved(move: Move, services: Services) -> tuple[Admission, Decision] | 
     """The response as it is answered at its next place, and where that is. Raises QuotaUnavailable, LogError."""
     if services.clock_ms() >= move.opened.deadline_ms:
         return Nowhere(is_over=True)
-    tenant_id = move.scope.tenant_id
-    stands = await services.quota.look(
-        tenant_id, limits_of(tenant_id, services.directory), move.response_id, deadline_ms=move.opened.deadline_ms
-    )
+    tenant_id, limits = move.scope.tenant_id, limits_of(move.scope.tenant_id, services.directory)
+    stands = await services.quota.look(tenant_id, limits, move.response_id, deadline_ms=move.opened.deadline_ms)
     if isinstance(stands, Finished | Refunded):
         return Nowhere(is_over=True)
-    request = await _request(move, services)
-    admission = None
-    if request is not None and isinstance(stands, Decided):
-        admission = await readmitted(request, stands, services)
-    if admission is None:
+    if not isinstance(stands, Decided):
         return Nowhere()
-    return await _placed(move, admission, services)
+    request = await _request(move, services)
+    found = None if request is None else await _chosen(move, request, stands, services)
+    # A crash after it: whoever is asked again finds this place, whatever has changed in between.
+    wanted = None if found is None else found[1]
+    placed = await services.quota.place(tenant_id, limits, move.response_id, move.move, wanted)
+    if placed is None:
+        return Nowhere(is_over=True)
+    if placed.place == wanted:
+        return found or Nowhere()
+    if placed.place is None:
+        return Nowhere()
+    at_place = Decided(placed.place, stands.tokens)
+    again = None if request is None else await readmitted(request, at_place, services)
+    # What cannot be made again stands in the lane of its place, as a rule; it must not be ended there.
+    return Nowhere(is_over=True) if again is None else (again, placed.place)
 
 
 async def _request(move: Move, services: Services) -> Request | None:
@@ -83,24 +93,40 @@ async def _request(move: Move, services: Services) -> Request | None:
     return request if request.response_id == move.response_id else None
 
 
-async def _placed(move: Move, admission: Admission, services: Services) -> tuple[Admission, Decision] | Nowhere:
+async def _chosen(
+    move: Move, request: Request, stands: Decided, services: Services
+) -> tuple[Admission, Decision] | None:
+    admission = await readmitted(request, stands, services)
+    if admission is None:
+        return None
     left = [name for name in move.opened.further if name not in move.tried]
+    deserted = move.tried[-1] if move.tried and move.failed.code is EndingCode.UNAVAILABLE else None
+    answers = await _answers(move, admission, [*left, *([] if deserted is None else [deserted])], services)
+    options = [_option(answer, [name for name in names if name in left], services) for answer, names in answers]
+    if (found := next_place(options, services.queue_bound)) is not None:
+        index, at = found
+        return answers[index][0], _route_of(move, answers[index][0], at, services)
+    for answer, names in answers:
+        if deserted in names:
+            [at] = _option(answer, [deserted], services).pools
+            return answer, _route_of(move, answer, at, services)
+    return None
+
+
+async def _answers(
+    move: Move, admission: Admission, places: Sequence[str], services: Services
+) -> list[tuple[Admission, list[str]]]:
+    """As its model answers it, and as the smaller one would, each with those of the places that are of that model."""
     model = services.catalog.model(admission.model)
     if model is None:
-        return Nowhere()
-    answers = [(admission, [name for name in left if name in model.pools])]
+        return []
+    answers = [(admission, [name for name in places if name in model.pools])]
     smaller = services.catalog.model(model.fallback) if admission.fallback is None else None
-    if smaller is not None and (theirs := [name for name in left if name in smaller.pools]):
+    if smaller is not None and (theirs := [name for name in places if name in smaller.pools]):
         by_smaller = await answered_by(smaller, admission, services)
         if by_smaller is not None:
             answers.append((_instead_of(model, by_smaller, move), theirs))
-    options = [_option(answer, names, services) for answer, names in answers]
-    found = next_place(options, services.queue_bound)
-    if found is None:
-        return Nowhere()
-    index, at = found
-    answer = answers[index][0]
-    return answer, _route_of(move, answer, at, services)
+    return answers
 
 
 def _instead_of(model: Model, answer: Admission, move: Move) -> Admission:
@@ -129,5 +155,6 @@ def _route_of(move: Move, answer: Admission, at: Looked, services: Services) -> 
         worker_id=route.worker_id,
         brownout=answer.brownout,
         lowered_from=move.opened.lowered_from,
+        stand_in=None if answer.fallback is None else stand_in(answer, answer.fallback.reason),
         further=move.opened.further,
     )

@@ -51,7 +51,7 @@ from schemas.codec import Undecodable, decode
 from schemas.generated import Source
 from schemas.request import Request
 from streams.clocks import monotonic_ms
-from streams.log.port import LogRecord
+from streams.log.port import LogError, LogRecord
 
 FIRST_RETRY_S = 0.05
 LAST_RETRY_S = 0.8
@@ -64,7 +64,7 @@ ASIDE_PER_SECOND = 20
 LATER_PER_SECOND = 100
 """Requests that go round in `admission.later`, since their pool is full and another is not: each is written anew."""
 STORE_HOLD_S = 10.0
-"""More than one attempt at a silent store can take."""
+"""More than one attempt at a silent store, or at a silent log, can take."""
 _log = structlog.get_logger()
 
 T = TypeVar("T")
@@ -194,8 +194,8 @@ class Pipeline:
         await self._handle(record, stages[0].name, self._read_admission, stages, self._behind(stages))
 
     async def handle_moved(self, record: LogRecord) -> None:
-        """A record of `admission.moved`: a response that goes to another pool. Nothing stands anywhere but in the log,
-        so a crash before the acknowledgement has it chosen anew.
+        """A record of `admission.moved`: a response that goes to another pool. Its place is stored before anybody hears
+        of it, so a crash before the acknowledgement has it put there again.
         """
         try:
             move = decode(Move, record.value)
@@ -206,7 +206,7 @@ class Pipeline:
             place = await self._attempts(record, "moved", lambda: moved(move, self.services), move.opened.deadline_ms)
         except MustEnd:
             raise
-        except QuotaUnavailable:
+        except (QuotaUnavailable, LogError):
             # Post-safety has ended it by now.
             place = Nowhere(is_over=True)
         except Exception as error:  # noqa: BLE001
@@ -373,7 +373,8 @@ class Pipeline:
     async def _attempts(
         self, record: LogRecord, stage: str, call: Callable[[], Awaitable[T]], deadline_ms: int | None = None
     ) -> T:
-        """Waits for the quota store; raises QuotaUnavailable if it is away at `deadline_ms`.
+        """Waits for the quota store, and for the log where a record is read again; raises QuotaUnavailable or LogError
+        if it is away at `deadline_ms`.
 
         Raises whatever else `call` keeps raising.
         """
@@ -388,7 +389,7 @@ class Pipeline:
                 continue
             except MustEnd:
                 raise
-            except QuotaUnavailable:
+            except (QuotaUnavailable, LogError):
                 if deadline_ms is not None and self.services.clock_ms() >= deadline_ms:
                     raise
                 self._hold(record, STORE_HOLD_S)

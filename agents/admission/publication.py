@@ -11,7 +11,8 @@ from typing import Any
 from agents.admission.publisher import Publisher
 from agents.admission.refusals import Buried, Refused, ending_of
 from agents.quota.limits import limits_of
-from agents.quota.store import Decided, Finished, QuotaStore, Refusal
+from agents.quota.port import QuotaStore
+from agents.quota.store import Decided, Finished, Refusal
 from agents.safety.output_policies import OutputPolicyWriter
 from schemas.admission import Admission, Decision, Move
 from schemas.generated import Ending, Opened, Source
@@ -100,14 +101,14 @@ class Publication:
         )
 
     async def moved(self, admission: Admission, decision: Decision, move: Move, now_ms: int) -> None:
-        """The work, in the lane of its next place. A crash after it: it is put there again, or at another place, and
-        whoever of them begins it later finds the claim, the terminal, or an attempt that is void.
+        """The work, in the lane of its place. A crash after it: it is put into that pool's lane again, and whoever
+        reads the second copy finds the claim or the terminal of the first.
         """
         said = {**_said_by_both(admission, decision, now_ms), "move": move.move, "fallback": admission.fallback}
         await self._work(admission, decision, said, move.begins_at)
 
     async def not_moved(self, move: Move) -> None:
-        """It ends as it failed, unless an earlier delivery has found it a place where it was begun by now."""
+        """It ends as it failed. Void once a worker has begun it, where the store has lost that there is a place."""
         opened, failed = move.opened, move.failed
         ending = Ending(
             response_id=move.response_id,

@@ -7,7 +7,7 @@ from typing import Protocol
 from agents.admission.brownout import Brownouts
 from agents.admission.long_prompts import LongPrompts
 from agents.admission.routing import QueueBound, WorkersView
-from agents.quota.store import QuotaStore
+from agents.quota.port import QuotaStore
 from agents.safety.prompt_policies import PromptPolicies
 from schemas.generated import Source
 from schemas.request import Message, Tool

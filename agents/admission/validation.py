@@ -97,10 +97,7 @@ async def validated(request: Request, services: Services) -> Admission | Refused
         # The same words for both: who may not use a model does not learn that it exists.
         message = f"The model {request.model!r} does not exist."
         return Refused(origin, Refusal(code=EndingCode.MODEL_NOT_FOUND, message=message, param="model"))
-    if request.may_call and not model.tool_parser:
-        message = f"tools is not supported by the model {request.model!r}: it calls none."
-        return Refused(origin, unsupported("tools", message))
-    if (refusal := not_done(request, model)) is not None:
+    if (refusal := unsupported_by(request, model)) is not None:
         return Refused(origin, refusal)
     accepts_seed = request.sampling.seed is None or all(
         load.state.accepts_seed for pool in pools for load in services.workers.live(pool.name, services.clock_ms())
@@ -123,6 +120,13 @@ async def validated(request: Request, services: Services) -> Admission | Refused
     admission = _admission(request, tenant, model, tokenised, max_tokens)
     ask = ask_of(admission, tenant)
     return admission.model_copy(update={"pool": next((p.name for p in pools if takes(p, ask)), pools[0].name)})
+
+
+def unsupported_by(request: Request, model: Model) -> Refusal | None:
+    """What that model does for nobody."""
+    if request.may_call and not model.tool_parser:
+        return unsupported("tools", f"tools is not supported by the model {request.model!r}: it calls none.")
+    return not_done(request, model)
 
 
 def ask_of(admission: Admission, tenant: Tenant | None) -> Ask:

@@ -93,11 +93,14 @@ class PostSafety:
         return self._partitions[partition].committed(position)
 
     def went_live(self, partition: int) -> list[Effect]:
-        """The log has been read up to where it ended when the partition came. Writes the endings that were due."""
+        """The log has been read up to where it ended when the partition came. Writes the endings that were due, and
+        asks once more for the places of what was moved and is in nobody's hands.
+        """
         state = self._partitions[partition]
         state.live = True
         halted = [response for response in state.responses.values() if response.hold.halted]
-        return [effect for response in halted for effect in write_ending(state, response, EndingCode.SAFETY_HALTED)]
+        effects = [effect for response in halted for effect in write_ending(state, response, EndingCode.SAFETY_HALTED)]
+        return effects + [effect for response in state.responses.values() for effect in response.asks_for_a_place()]
 
     def skip(self, partition: int, offset: int, timestamp_ms: int, about: Mapping[str, str | None]) -> None:
         """A record that nobody can read, `about` these responses (`unreadable.named_responses`).

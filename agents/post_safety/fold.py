@@ -69,12 +69,14 @@ class Fold:
         if response.held_offset is None:
             response.held_offset = offset
         response.attempt_worker_id = fence.worker_id
+        response.placing = None
         if not response.prefix.accepted_tokens:
             response.worker_began_at_ms = fence.stage_ms.get("worker")
         if response.gap is not None and response.gap.attempt_id != fence.attempt_id:
             response.gap = None
         effects: list[Effect] = []
-        if fence.move and response.is_served_by(fence):
+        # Who goes on with what another has begun changes nothing of what was told.
+        if fence.move and not response.prefix.accepted_tokens and response.is_served_by(fence):
             effects.append(_say_started(response))
         if displaced_id is not None and displaced_id != fence.attempt_id:
             self._counts["superseded_attempts"] += 1
@@ -160,10 +162,12 @@ class Fold:
                 return self._close(state, response, ending.code, timestamp_ms, ending)
             if verdict == "moved":
                 self._counts["moved"] += 1
-                moving = response.moves_on(ending, state.number, offset, timestamp_ms)
-                if displaced_id is None or ending.written_by == "worker":
-                    return [moving]
-                return [moving, _say_void(ending, displaced_id, displaced_worker_id, "ended")]
+                response.moves_on(ending, state.number, offset, timestamp_ms)
+                # What was moved before a rebuild has been asked for, and maybe begun further down.
+                moving: list[Effect] = [*response.asks_for_a_place()] if state.live else []
+                if displaced_id is None or (ending.written_by == "worker" and ending.attempt_id == displaced_id):
+                    return moving
+                return [*moving, _say_void(ending, displaced_id, displaced_worker_id, "ended")]
             self._counts["void_endings"] += 1
             return []
         # Only who admits can end what was never opened; anyone else's ending comes late.

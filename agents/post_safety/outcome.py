@@ -33,7 +33,7 @@ def of_response(response: Response, code: EndingCode, ending: Ending | None, end
     echo = opened.echo if is_shed else ""
     terminal = _terminal(
         opened, code, ending, reasons, usage, sequence_number, ended_at_ms, model=opened.model, echo=echo,
-        reached=Reached.STOPPED if response.prefix.attempts else Reached.EVICTED,
+        reached=Reached.STOPPED if _is_taken(response) else Reached.EVICTED,
         stopped_by=stopped_by if any(each is not None for each in stopped_by) else [],
     )  # fmt: skip
     yield Emit("responses", opened.response_id, terminal, response.reply_partition)
@@ -91,11 +91,11 @@ def _bill(
 ) -> Iterator[Effect]:
     """One event per choice; what belongs to the whole response stands on choice 0.
 
-    Nothing is charged for a response that no worker ever took, however it ended.
+    Nothing is charged for a response that no worker took, or none where it was moved to, however it ended.
     """
     opened = response.served
     of_vectors = is_of_vectors(opened)
-    taken = response.prefix.attempts > 0
+    taken = _is_taken(response)
     for choice, tally in enumerate(response.tallies):
         first = choice == 0
         event = UsageEvent(
@@ -125,6 +125,11 @@ def _bill(
             reserved_tokens=opened.reserved_tokens if first else 0,
         )
         yield Emit("usage", opened.response_id, event)
+
+
+def _is_taken(response: Response) -> bool:
+    """Whether a worker has begun it, where it was last."""
+    return response.prefix.attempt_id is not None
 
 
 def _finish_reason(response: Response, choice: int, code: EndingCode) -> str:

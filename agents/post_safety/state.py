@@ -113,6 +113,8 @@ class Response:
     """At which move, and in which attempt, it was asked to be moved for want of workers."""
     tried: tuple[str, ...] = ()
     """Pools that it was moved away from."""
+    placing: Move | None = None
+    """What admission is asked for; None once a worker has begun it there."""
     served: Opened = field(init=False)
 
     def __post_init__(self) -> None:
@@ -126,19 +128,22 @@ class Response:
             self.prefix.attempts or self.prefix.moves or self.gap is not None or self.hold.halted or self.started_held
         )
 
-    def moves_on(self, ending: Ending, partition: int, offset: int, timestamp_ms: int) -> Emit:
-        """The ending at `offset` has moved it: whatever began it is over, and admission puts it elsewhere."""
+    def moves_on(self, ending: Ending, partition: int, offset: int, timestamp_ms: int) -> None:
+        """The ending at `offset` has moved it: whatever began it is over, and admission is to put it elsewhere."""
         self.gap = None
         self.placed_at_ms = timestamp_ms
         if self.held_offset is None:
             self.held_offset = offset
-        self.tried = tuple(dict.fromkeys((*self.tried, self.served.pool)))
+        # What no worker has begun there no fence has told of.
+        self.tried = tuple(dict.fromkeys((*self.tried, ending.pool or self.served.pool)))
         failed = Failed(code=ending.code, message=ending.message, param=ending.param)
-        move = Move(
+        self.placing = Move(
             response_id=self.response_id, scope=self.opened.scope, move=self.prefix.moves, tried=list(self.tried),
             generated_partition=partition, begins_at=offset + 1, failed=failed, opened=self.opened,
         )  # fmt: skip
-        return Emit("moves", self.response_id, move)
+
+    def asks_for_a_place(self) -> list[Emit]:
+        return [] if self.placing is None else [Emit("moves", self.response_id, self.placing)]
 
     def is_served_by(self, fence: Fence) -> bool:
         """Of one that was moved: who answers it. Whether that is another than before."""

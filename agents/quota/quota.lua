@@ -258,6 +258,14 @@ if operation == 'reserve' or operation == 'decide' then
   return {'routed', count, cjson.encode(limits())}
 end
 
+-- With each of its moves it goes to one place, whoever asks again: '' is none.
+if operation == 'place' then
+  if state ~= 'reserved' or not decision then return {'finished'} end
+  local name = 'place:' .. ARGV[11]
+  redis.call('HSETNX', reservation, name, ARGV[12])
+  return {'placed', redis.call('HGET', reservation, name)}
+end
+
 if operation == 'refuse' then
   local code, deadline_ms, spends_request = ARGV[11], tonumber(ARGV[12]), ARGV[13] == '1'
   if refused_as or state == 'settled' or state == 'reserved' and decision then return outcome() end

@@ -17,8 +17,9 @@ What needs more than a quarter by itself leaves two thirds of the rest: it gets 
 **A reservation** is keyed by response id and moves `reserved → settled`, or is `refused` from the start or before it
 was decided. Each call is idempotent: whoever comes second gets what is stored. It also holds the routing decision, set
 once, with it or later, so a redelivered request is never routed twice. A refusal is kept as its bare code, so that what
-was refused is never admitted later. `refunded` returns what nobody settled and is no outcome: such a response can still
-be refused, or settled.
+was refused is never admitted later. Beside the route stands where the response was put with each of its moves to
+another pool (`agents.admission.moving`), set once as well, for as long as it is held. `refunded` returns what nobody
+settled and is no outcome: such a response can still be refused, or settled.
 
 **Memory** is bounded. A request whose acknowledgement was lost may come again when the longest outage is over, so a
 route and the end of its response live until the deadline plus `OUTCOME_KEEP_MS`; once it has settled, in a form of some
@@ -38,7 +39,7 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
-from typing import Any, Protocol
+from typing import Any
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field
@@ -122,6 +123,13 @@ class Decided:
 
 
 @dataclass(frozen=True, slots=True)
+class Placed:
+    """Where a response was put with one of its moves; None: no place took it."""
+
+    place: Decision | None
+
+
+@dataclass(frozen=True, slots=True)
 class NotYet:
     """There is no room now. Nothing is stored: ask again, after `refusal.retry_after_ms` or so.
 
@@ -173,64 +181,6 @@ class QuotaUnavailable(Exception):
 
 class EpochLost(QuotaUnavailable):
     """The store has lost its memory: nothing may be decided before it is rebuilt."""
-
-
-class QuotaStore(Protocol):
-    """Every method is atomic and idempotent per response id and raises QuotaUnavailable."""
-
-    async def reserve(
-        self,
-        tenant_id: str,
-        limits: Limits,
-        response_id: str,
-        *,
-        tokens: int,
-        deadline_ms: int,
-        lane: Lane = Lane.STANDARD,
-        decision: Decision | None = None,
-        may_wait: bool = False,
-    ) -> Outcome | NotYet:
-        """Takes from all limits or from none. The first outcome of an id stands.
-
-        With `decision` the route is set in the same step, also where an earlier call reserved without one.
-        """
-
-    async def look(self, tenant_id: str, limits: Limits, response_id: str, *, deadline_ms: int) -> Outcome | None:
-        """What stands, before work is spent on a new response: None if nothing does and the rate of requests has room.
-
-        Takes nothing; where there is no room, that is the outcome.
-        """
-
-    async def decide(
-        self, tenant_id: str, limits: Limits, response_id: str, decision: Decision, *, tokens: int, deadline_ms: int
-    ) -> Outcome:
-        """Stores the route unless one is stored, or the response was refused; returns what stands."""
-
-    async def refuse(
-        self,
-        tenant_id: str,
-        limits: Limits,
-        response_id: str,
-        refusal: Refusal,
-        *,
-        deadline_ms: int,
-        spends_request: bool = False,
-    ) -> Outcome:
-        """Stores the refusal's code and returns what was held, unless a route is stored; returns what stands.
-
-        That is the refusal (a bare code, if it is an earlier one with another), the route (then the ending belongs
-        where it points), or `Finished`. With `spends_request` what held nothing counts as a request, where the rate has
-        room for one.
-        """
-
-    async def settle(self, tenant_id: str, limits: Limits, response_id: str, choice: int, used_tokens: int) -> str:
-        """Turns what is held into what was used; debits when it was refunded before. Says what happened."""
-
-    async def refund(self, tenant_id: str, limits: Limits, response_id: str) -> bool:
-        """Returns what is held. False when nothing was."""
-
-    async def overdue(self, tenant_id: str, before_ms: int, limit: int, *, skip: int = 0) -> list[Overdue]:
-        """Reservations whose deadline lies before `before_ms`; at most `limit` after the first `skip`, oldest first."""
 
 
 def jittered_ms(wait_ms: int, response_id: str) -> int:
@@ -374,6 +324,16 @@ class RedisQuota:
     ) -> Outcome:
         arguments = (tokens, deadline_ms, _kind_of_work(decision.lane_asked), _stored(decision), 0)
         return _outcome(await self._call("decide", tenant_id, limits, response_id, *arguments), decision)
+
+    async def place(
+        self, tenant_id: str, limits: Limits, response_id: str, move: int, place: Decision | None
+    ) -> Placed | None:
+        wanted = "" if place is None else _stored(place)
+        answer = await self._call("place", tenant_id, limits, response_id, move, wanted)
+        if _text(answer[0]) != "placed":
+            return None
+        stands = _text(answer[1])
+        return Placed(Decision.model_validate_json(stands) if stands else None)
 
     async def refuse(
         self,

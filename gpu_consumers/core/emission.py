@@ -238,6 +238,7 @@ class Emission:
             param=param,
             move=work.move,
             elsewhere=goes_elsewhere(work, code),
+            pool=self._config.pool,
             endpoint=request.endpoint,
             requested_model=request.requested_model,
             reply_to=request.reply_to,

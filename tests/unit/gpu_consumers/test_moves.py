@@ -38,7 +38,7 @@ def test_what_never_fits_here_may_fit_elsewhere() -> None:
     fleet.region.request(prompt=16_000)
     fleet.settle()
     [ending] = endings(fleet)
-    assert (ending.code, ending.elsewhere) == (EndingCode.CONTEXT_LENGTH_EXCEEDED, True)
+    assert (ending.code, ending.elsewhere, ending.pool) == (EndingCode.CONTEXT_LENGTH_EXCEEDED, True, "pool")
 
 
 @pytest.mark.parametrize("why", ["it kills engines", "it has said something", "its deadline passes"])

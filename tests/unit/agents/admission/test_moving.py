@@ -18,12 +18,12 @@ from schemas.brownout import Brownout, PoolLevel
 from schemas.endings import EndingCode
 from schemas.fallback import Fallback
 from schemas.generated import Ending, Opened, Source
-from schemas.request import AdmittedRequest, Lane, Sampling
+from schemas.request import AdmittedRequest, Lane, Sampling, Tool
 from schemas.worker import WorkerState
 from streams.brownout import BrownoutPolicy
 from streams.directory import Limits, Pool
-from streams.log.memory import MemoryLog
-from streams.log.port import LogRecord
+from streams.log.memory import MemoryConsumer, MemoryLog
+from streams.log.port import LogError, LogRecord
 from tests.unit.agents.admission.world import NOW, RESPONSE, World
 
 BUSY: dict[str, Any] = {"queued_tokens": 10**6}
@@ -190,8 +190,108 @@ async def test_delivered_again_after_a_crash_it_is_put_there_again(world: World)
     world.log.fail_after = None
     await moved(world, move_of(first))
     await moved(world, move_of(first))
-    copies = [record for _, record in world.log.of(AdmittedRequest, "local.inference.spare.standard")]
-    assert [copy.move for copy in copies] == [1, 1], "whoever reads the second finds the claim of the first"
+    assert [copy.move for copy in copies(world, "spare")] == [1, 1], (
+        "whoever reads the second finds the claim of the first"
+    )
+
+
+def copies(world: World, pool: str) -> list[AdmittedRequest]:
+    return [record for _, record in world.log.of(AdmittedRequest, f"local.inference.{pool}.standard")]
+
+
+@pytest.mark.parametrize("meanwhile", ["it is full", "nobody lives there", "no worker lives at all"])
+async def test_who_is_asked_again_puts_it_into_the_same_pool_whatever_has_changed(world: World, meanwhile: str) -> None:
+    first = await opened(world)
+    await moved(world, move_of(first))
+    if meanwhile == "it is full":
+        world.beat("worker-3", pool="spare", model="big", home_partitions=[7], **BUSY)
+    elif meanwhile == "nobody lives there":
+        world.beat("worker-3", pool="spare", model="big", home_partitions=[7], state="draining")
+    else:
+        world.now_ms += 10_000
+    await moved(world, move_of(first))
+    before, after = copies(world, "spare")
+    assert before.model_copy(update={"admitted_at_ms": after.admitted_at_ms}) == after
+    assert not copies(world, "default")
+    assert not world.log.endings
+
+
+async def test_who_is_asked_again_has_the_same_smaller_model_answer_as_long(world: World) -> None:
+    first = await opened(world)
+    move = move_of(first, move=2, tried=("other", "spare"))
+    await moved(world, move)
+    world.catalog.change_model("big", fallback=None)
+    await moved(world, move)
+    before, after = copies(world, "default")
+    assert (after.model, after.max_tokens, after.fallback) == ("tiny", before.max_tokens, before.fallback)
+
+
+async def test_that_no_place_takes_it_stands_as_well(world: World) -> None:
+    first = await opened(world)
+    move = move_of(first, tried=("other", "spare", "default"))
+    await moved(world, move)
+    await moved(world, move.model_copy(update={"tried": ["other"]}))
+    before, after = world.log.endings
+    assert before == after
+    assert not copies(world, "spare")
+
+
+async def test_what_was_placed_and_cannot_be_made_again_is_not_ended_where_it_waits(world: World) -> None:
+    first = await opened(world)
+    await moved(world, move_of(first))
+    world.read.clear()
+    await moved(world, move_of(first))
+    assert len(copies(world, "spare")) == 1
+    assert not world.log.endings
+
+
+DESERTED = Failed(code=EndingCode.UNAVAILABLE, message="The workers that were to answer it are gone.")
+
+
+@pytest.mark.parametrize("why", ["the smaller model has no room for it", "nobody lives elsewhere"])
+async def test_for_want_of_workers_alone_it_waits_for_its_own_pool_again(world: World, why: str) -> None:
+    world.catalog.change_model("big", alternates=[], tool_parser="hermes")
+    first = await opened(world)
+    assert first.further == ["default"]
+    if why == "nobody lives elsewhere":
+        world.now_ms += 10_000
+    else:
+        world.catalog.change_model("tiny", context_window=5)
+    move = move_of(first, failed=DESERTED)
+    await moved(world, move)
+    world.beat("worker-1")
+    await moved(world, move)
+    original, *back = copies(world, "other")
+    assert [each.move for each in (original, *back)] == [0, 1, 1]
+    assert (back[0].model, back[0].max_tokens, back[0].opened_offset) == ("big", original.max_tokens, 44)
+    assert not world.log.endings
+    assert not copies(world, "default")
+
+
+async def test_a_smaller_model_that_does_not_do_what_is_asked_is_no_further_place(world: World) -> None:
+    world.catalog.change_model("big", tool_parser="hermes")
+    first = await opened(world, tools=[Tool(name="f")])
+    assert first.further == ["spare"]
+
+
+@pytest.mark.parametrize("away_ms", [3_000, 90_000], ids=["it comes back", "until the deadline"])
+async def test_while_the_log_does_not_answer_it_is_held_and_no_failure(world: World, away_ms: int) -> None:
+    first = await opened(world)
+    back_ms = world.now_ms + away_ms
+
+    async def read(source: Source) -> bytes | None:
+        if world.now_ms < back_ms:
+            raise LogError("away", retriable=True)
+        return world.read.get(source)
+
+    held: list[str] = []
+    services = replace(world.services, read_source=read, on_hold=lambda topic, _for_s: held.append(topic))
+    world.pipeline = replace(world.pipeline, services=services)
+    await moved(world, move_of(first))
+    assert not world.log.endings
+    assert not world.log.dead
+    assert len(copies(world, "spare")) == (away_ms < 60_000)
+    assert set(held) == {world.topics.moved.name}, "it is not hung"
 
 
 async def test_what_nobody_can_read_is_buried(world: World) -> None:
@@ -267,4 +367,31 @@ async def test_what_a_response_was_admitted_from_is_read_again_unless_it_is_gone
     assert await reader.read(place.model_copy(update={"offset": 0})) == b"one"
     assert await reader.read(place.model_copy(update={"offset": 9})) is None
     assert await reader.read(place.model_copy(update={"partition": 0, "offset": 0})) is None
+    reader.close()
+
+
+async def test_a_reader_that_failed_is_closed_and_the_next_read_has_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = MemoryLog(lambda: NOW)
+    log.create_topic("local.requests", 1)
+    log.append("local.requests", b"one", partition=0)
+    made: list[MemoryConsumer] = []
+    closed: list[MemoryConsumer] = []
+
+    def new_consumer() -> MemoryConsumer:
+        made.append(log.consumer(None, f"sources-{len(made)}"))
+        monkeypatch.setattr(made[-1], "close", lambda consumer=made[-1]: closed.append(consumer))
+        return made[-1]
+
+    def broken(*_: object) -> None:
+        raise LogError("away", retriable=True)
+
+    reader = SourceReader(new_consumer)
+    place = Source(topic="local.requests", partition=0, offset=0)
+    assert await reader.read(place) == b"one"
+    monkeypatch.setattr(made[0], "watermarks", broken)
+    with pytest.raises(LogError):
+        await reader.read(place)
+    assert closed == made[:1]
+    assert await reader.read(place) == b"one"
+    assert len(made) == 2
     reader.close()

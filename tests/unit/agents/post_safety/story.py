@@ -219,11 +219,11 @@ class World:
         cancel = Cancel(response_id=response_id, scope=scope_of(), reason="client", requested_at_ms=self.now_ms)
         self.log.append(TOPICS.control.name, cancel.encode())
 
-    def beat(self, worker_id: str, pool: str, state: str = "ready") -> None:
+    def beat(self, worker_id: str, pool: str, state: str = "ready", **more: object) -> None:
         """A worker says that it lives."""
         said = WorkerState.model_validate({
             "worker_id": worker_id, "pool": pool, "model": "tiny", "engine": "simulated", "state": state,
-            "beat_at_ms": self.now_ms, "lease_ms": 4_000,
+            "beat_at_ms": self.now_ms, "lease_ms": 4_000, **more,
         })  # fmt: skip
         self.log.append(TOPICS.workers.name, said.encode(), key=worker_id)
 

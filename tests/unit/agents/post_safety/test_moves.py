@@ -1,15 +1,18 @@
 """A response that fails before its first token goes on in another pool: told once, billed once, whoever crashes."""
 
+from collections import Counter
 from typing import Any
 
 import pytest
 
 from schemas.admission import Move
 from schemas.control import AttemptVoid, Halt
-from schemas.endings import EndingCode
+from schemas.endings import EndingCode, Reached
 from schemas.fallback import Fallback
 from schemas.generated import Ending, Fence, Opened, Source
+from schemas.request import Lane
 from schemas.responses import Started
+from schemas.worker import EngineFailing
 from streams.log.memory import Crashed, Fault, FaultKind
 from tests.unit.agents.post_safety.story import (
     TOPICS,
@@ -101,10 +104,12 @@ def test_a_worker_of_the_former_pool_that_comes_late_is_void(world: World) -> No
 
 
 def test_it_is_moved_as_often_as_it_has_places_and_then_ends_as_it_failed(world: World) -> None:
+    member = Member(world)
+    run(world, member)
     world.write(promised(), fence("r1"), failed())
     world.write(fenced(1, "att_2", "spare"), failed(attempt="att_2", move=1))
     world.write(fenced(2, "att_3", "small"), failed(attempt="att_3", move=2))
-    run(world, Member(world))
+    run(world, member)
     assert [(each.move, each.tried) for each in moves(world)] == [(1, ["sim"]), (2, ["sim", "spare"])]
     terminal = world.answer("r1").terminal
     assert terminal.code is EndingCode.ENGINE_FAILED
@@ -129,6 +134,62 @@ def test_what_has_said_a_token_is_moved_nowhere(world: World) -> None:
     run(world, Member(world))
     assert world.answer("r1").terminal.code is EndingCode.ENGINE_FAILED
     assert not moves(world)
+
+
+def test_a_pool_that_failed_on_it_without_beginning_it_is_not_asked_again(world: World) -> None:
+    never_fits = failed(attempt=None, move=1, code=EndingCode.CONTEXT_LENGTH_EXCEEDED, pool="spare")
+    world.write(promised(), fence("r1"), failed(pool="sim"), never_fits)
+    run(world, Member(world))
+    assert [(each.move, each.tried) for each in moves(world)] == [(2, ["sim", "spare"])]
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_what_ends_where_nobody_has_begun_it_is_not_billed_for_what_another_failed_on(
+    world: World, begun: bool
+) -> None:
+    there = [fenced(1, "att_2", "spare")] if begun else []
+    over = ending("r1", EndingCode.DEADLINE_EXCEEDED, by="post-safety", move=1)
+    world.write(promised(), fence("r1"), failed(), *there, over)
+    run(world, Member(world))
+    terminal, bill = world.answer("r1").terminal, world.answer("r1").bill
+    assert (bill.billable, bill.uncached_input_tokens) == ((True, 10) if begun else (False, 0))
+    assert terminal.reached is (Reached.STOPPED if begun else Reached.EVICTED)
+
+
+def test_a_rebuild_asks_for_the_last_place_alone_and_only_while_nobody_has_begun_there(world: World) -> None:
+    member = Member(world)
+    run(world, member)
+    world.write(promised(), fence("r1"), failed(), fenced(1, "att_2", "spare"), failed(attempt="att_2", move=1))
+    run(world, member)
+    member.kill()
+    run(world, member, 20)
+    assert [each.move for each in moves(world)] == [1, 2, 2]
+    assert moves(world)[1] == moves(world)[2]
+    world.write(fenced(2, "att_3", "small"), frame(Row("r1", 1, ["Hi"], attempt="att_3")))
+    run(world, member)
+    member.kill()
+    run(world, member, 20)
+    assert [each.move for each in moves(world)] == [1, 2, 2], "it is answered there"
+
+
+def test_who_goes_on_with_what_was_begun_changes_nothing_of_what_is_told(world: World) -> None:
+    world.write(
+        promised(), failed(attempt=None), fenced(1, "att_2", "spare"), frame(Row("r1", 1, ["Hi"], attempt="att_2")),
+        fenced(1, "att_3", "small", model="mini", fallback=SMALLER, prompt_tokens=12, kind="takeover"),
+        ending("r1", EndingCode.GENERATION_INTERRUPTED, attempt="att_3", move=1),
+    )  # fmt: skip
+    run(world, Member(world))
+    answer = world.answer("r1")
+    assert (answer.terminal.model, answer.terminal.fallback, answer.bill.pool) == ("tiny", None, "spare")
+    assert answer.bill.uncached_input_tokens + answer.bill.cached_input_tokens == 10
+    assert [each.moves for each in world.responses() if isinstance(each, Started)] == [0, 1]
+
+
+def test_an_attempt_that_another_record_moves_away_is_told(world: World) -> None:
+    world.write(promised(), fence("r1"), failed(attempt=None))
+    run(world, Member(world))
+    voids = [(each.attempt_id, each.why) for each in world.control() if isinstance(each, AttemptVoid)]
+    assert voids == [("att_1", "ended")]
 
 
 def test_a_move_that_is_told_twice_happens_once(world: World) -> None:
@@ -171,11 +232,14 @@ def test_a_cancel_that_comes_while_it_is_in_no_hands_ends_it_at_once(world: Worl
 )
 def test_whoever_dies_with_any_record_the_move_is_asked_for_and_told_alike(client: str, at: int) -> None:
     world = World([Fault(FaultKind.CRASH, client, at)])
+    member = Member(world)
+    world.write(promised(), fence("r1"), failed())
+    run(world, member, 4)
     world.write(
-        promised(), fence("r1"), failed(), fenced(1, "att_2", "small", model="mini", fallback=SMALLER),
+        fenced(1, "att_2", "small", model="mini", fallback=SMALLER),
         frame(Row("r1", 1, ["Hello"], attempt="att_2")), frame(Row("r1", 2, [], attempt="att_2", finish="stop")),
     )  # fmt: skip
-    run(world, Member(world), 20)
+    run(world, member, 20)
     assert world.restarts == 1
     assert {each.encode() for each in moves(world)} == {moves(world)[0].encode()}
     answer = world.answer("r1")
@@ -233,6 +297,38 @@ def test_what_need_not_be_moved_or_cannot_waits(world: World, why: str) -> None:
     assert not world.endings()
 
 
+@pytest.mark.parametrize("how", ["drains", "is starting", "its engine fails"])
+def test_where_nothing_is_sent_nothing_is_moved(world: World, how: str) -> None:
+    member = Member(world)
+    world.write(promised())
+    for _ in range(30):
+        state = {"drains": "draining", "is starting": "starting"}.get(how, "ready")
+        failing = EngineFailing(until_ms=world.now_ms + 5_000, failed=9, attempts=10) if state == "ready" else None
+        world.beat(*SPARE, state=state, failing=failing)
+        world.beat("worker-1", "sim", state="starting")
+        wait(world, member, 1_000)
+    assert not world.endings(), "it waits for its own, which is started again"
+
+
+def test_of_a_crowd_the_highest_lanes_are_moved_first_and_a_part_at_a_time(world: World) -> None:
+    member = Member(world)
+    lanes = [Lane.BATCH, Lane.STANDARD, Lane.INTERACTIVE] * 300
+    world.write(*(promised(f"r{at}").model_copy(update={"lane": lane}) for at, lane in enumerate(lanes)))
+    while not world.endings():
+        wait(world, member, 1_000, SPARE)
+    first = [lanes[int(each.response_id[1:])] for each in world.endings()]
+    assert Counter(first) == {Lane.INTERACTIVE: 300, Lane.STANDARD: 200}
+    wait(world, member, 3_000, SPARE)
+    assert len(world.endings()) == len({each.response_id for each in world.endings()}) == 900
+
+
+def test_a_job_waits_for_its_own_pool(world: World) -> None:
+    member = Member(world)
+    world.write(promised(custom_id="line-1"))
+    wait(world, member, 60_000, SPARE)
+    assert not world.endings()
+
+
 def test_a_worker_that_comes_back_in_time_keeps_it(world: World) -> None:
     member = Member(world)
     world.write(promised())
@@ -256,6 +352,7 @@ def test_where_a_fence_was_quicker_than_what_moves_it_that_is_void(world: World)
 
 def test_it_is_moved_on_where_the_next_pool_dies_too(world: World) -> None:
     member = Member(world)
+    run(world, member)
     world.write(promised(), fence("r1"), failed(), fenced(1, "att_2", "spare"))
     wait(world, member, 15_000, ("worker-5", "small"), ("worker-1", "sim"))
     assert [each.tried for each in moves(world)] == [["sim"], ["sim", "spare"]]

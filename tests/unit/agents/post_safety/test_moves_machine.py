@@ -3,7 +3,7 @@
 Workers of several pools fence, speak, fail, and come late; post-safety reads, parks, dies and is rebuilt.
 """
 
-from hypothesis import settings
+from hypothesis import assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -19,7 +19,7 @@ MOVES = st.integers(0, len(PLACES))
 
 
 class Moves(RuleBasedStateMachine):
-    attempts: Bundle[tuple[int, str]] = Bundle("attempts")
+    attempts: Bundle[Fence] = Bundle("attempts")
     said: Bundle[Fence | Frame | Ending] = Bundle("said")
 
     @initialize()
@@ -29,33 +29,37 @@ class Moves(RuleBasedStateMachine):
         self.log: list[Fence | Frame | Ending] = []
         self.world.write(opened("r1").model_copy(update={"further": PLACES}))
         self.count = 0
+        self.restarts: list[tuple[int, int]] = []
+        """How much had been asked for by then, and up to which move workers had begun."""
 
     def _write(self, record: Fence | Frame | Ending) -> Fence | Frame | Ending:
         self.log.append(record)
         self.world.write(record)
         return record
 
-    @rule(target=attempts, move=MOVES, takeover=st.booleans())
-    def begin(self, move: int, takeover: bool) -> tuple[int, str]:
-        """A worker of the pool of that move, in time or late."""
+    @rule(target=attempts, move=MOVES, pool=st.sampled_from(PLACES), takeover=st.booleans())
+    def begin(self, move: int, pool: str, takeover: bool) -> Fence:
+        """A worker in time or late; of one move there may be works in several pools."""
         self.count += 1
-        attempt = f"att_{self.count}"
-        about = {"move": move, "pool": ["sim", *PLACES][move], "model": f"model-{move}", "prompt_tokens": 10 + move}
-        self._write(fence("r1", attempt, takeover=takeover).model_copy(update=about))
-        return move, attempt
+        pool = pool if move else "sim"
+        about = {"move": move, "pool": pool, "model": f"model-{pool}", "prompt_tokens": 10 + move}
+        written = self._write(fence("r1", f"att_{self.count}", takeover=takeover).model_copy(update=about))
+        assert isinstance(written, Fence)
+        return written
 
     @rule(target=said, attempt=attempts, first=st.integers(1, 4), tokens=st.integers(0, 2), ends=st.booleans())
-    def speak(self, attempt: tuple[int, str], first: int, tokens: int, ends: bool) -> Frame:
-        move, name = attempt
-        texts = [f"<{move}.{first + each}>" for each in range(tokens)]
-        row = Row("r1", first, texts, attempt=name, finish="stop" if ends else "")
+    def speak(self, attempt: Fence, first: int, tokens: int, ends: bool) -> Frame:
+        """No worker goes on with what another model has begun."""
+        assume(self._truth()[1] <= {(attempt.move, attempt.pool)})
+        texts = [f"<{attempt.move}.{attempt.pool}.{first + each}>" for each in range(tokens)]
+        row = Row("r1", first, texts, attempt=attempt.attempt_id, finish="stop" if ends else "")
         written = self._write(frame(row))
         assert isinstance(written, Frame)
         return written
 
     @rule(target=said, attempt=attempts, elsewhere=st.booleans())
-    def fail(self, attempt: tuple[int, str], elsewhere: bool) -> Ending:
-        return self._ended(attempt[1], attempt[0], elsewhere, "worker")
+    def fail(self, attempt: Fence, elsewhere: bool) -> Ending:
+        return self._ended(attempt.attempt_id, attempt.move, elsewhere, "worker")
 
     @rule(target=said, move=MOVES, by=st.sampled_from(["worker", "post-safety", "admission"]))
     def fail_unbegun(self, move: int, by: str) -> Ending:
@@ -63,8 +67,8 @@ class Moves(RuleBasedStateMachine):
         return self._ended(None if by == "worker" else "", move, by != "admission", by)
 
     @rule(target=said, attempt=attempts)
-    def fail_deserted(self, attempt: tuple[int, str]) -> Ending:
-        return self._ended(attempt[1], attempt[0], True, "post-safety")
+    def fail_deserted(self, attempt: Fence) -> Ending:
+        return self._ended(attempt.attempt_id, attempt.move, True, "post-safety")
 
     def _ended(self, attempt: str | None, move: int, elsewhere: bool, by: str) -> Ending:
         code = EndingCode.UNAVAILABLE if by == "post-safety" else EndingCode.ENGINE_FAILED
@@ -85,6 +89,26 @@ class Moves(RuleBasedStateMachine):
     @rule()
     def die(self) -> None:
         self.member.kill()
+        truth, _ = self._truth()
+        self.restarts.append((len(self._asked()), truth.moves if truth.attempt_id else truth.moves - 1))
+
+    def _asked(self) -> list[Move]:
+        return [Move.model_validate_json(each.value or b"") for each in self.world.log.records(TOPICS.moved.name)]
+
+    def _truth(self) -> tuple[AcceptedPrefix, set[tuple[int, str]]]:
+        """What the log says, and at which moves which pools have spoken."""
+        truth = AcceptedPrefix(most_moves=len(PLACES))
+        speakers: set[tuple[int, str]] = set()
+        fences = {record.attempt_id: record for record in self.log if isinstance(record, Fence)}
+        for offset, record in enumerate(self.log, 1):
+            if isinstance(record, Fence):
+                truth.fence(record, offset)
+            elif isinstance(record, Ending):
+                truth.ending(record)
+            elif fold_frame({"r1": truth}, record):
+                by = fences[record.attempt_id[0]]
+                speakers.add((by.move, by.pool))
+        return truth, speakers
 
     @precondition(lambda self: self.count > 0)
     @invariant()
@@ -92,8 +116,6 @@ class Moves(RuleBasedStateMachine):
         """Post-safety from `opened` on, and whoever takes over at a place from what moved it there on."""
         truth = AcceptedPrefix(most_moves=len(PLACES))
         views: dict[int, AcceptedPrefix] = {0: AcceptedPrefix(moves=0, most_moves=1)}
-        speakers: set[int] = set()
-        moves_of = {record.attempt_id: record.move for record in self.log if isinstance(record, Fence)}
         for offset, record in enumerate(self.log, 1):
             was = truth.moves
             for prefix in (truth, *views.values()):
@@ -101,12 +123,12 @@ class Moves(RuleBasedStateMachine):
                     prefix.fence(record, offset)
                 elif isinstance(record, Ending):
                     prefix.ending(record)
-                elif fold_frame({"r1": prefix}, record) and prefix is truth:
-                    speakers.add(moves_of[record.attempt_id[0]])
+                else:
+                    fold_frame({"r1": prefix}, record)
             assert was <= truth.moves <= len(PLACES)
             if truth.moves != was:
                 views[truth.moves] = AcceptedPrefix(moves=truth.moves, most_moves=truth.moves + 1)
-        assert len(speakers) <= 1, "never two pools' tokens"
+        assert len(self._truth()[1]) <= 1, "never two pools' tokens"
         here = views[truth.moves]
         if truth.terminal is None and here.moves == truth.moves and here.terminal is None:
             assert (here.attempt_id, here.next_sequence) == (truth.attempt_id, truth.next_sequence)
@@ -114,23 +136,32 @@ class Moves(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "world"):
             return
-        self.member.kill()
+        self.die()
         for _ in range(8):
             self.member.process.step()
             self.world.now_ms += 600
         answer = self.world.answer("r1")
         assert len(answer.terminals) <= 1
-        assert len({text[1] for text in answer.tokens.values()}) <= 1, "one pool's text"
+        spoken = {tuple(text.split(".")[:2]) for text in answer.tokens.values()}
+        assert len(spoken) <= 1, "one pool's text"
         assert all(len(bills) == 1 for bills in answer.usage.values())
-        moved = {record.value for record in self.world.log.records(TOPICS.moved.name)}
-        numbers = [Move.model_validate_json(value or b"").move for value in moved]
-        assert sorted(numbers) == list(range(1, len(numbers) + 1)), "each is asked for, alike whoever asks"
-        assert len(numbers) <= len(PLACES)
+        self._each_place_is_asked_for_while_nobody_has_begun_there(is_over=bool(answer.terminals))
         if answer.terminals and answer.tokens:
-            speaker = next(iter(answer.tokens.values()))[1]
-            assert answer.bill.pool == ["sim", *PLACES][int(speaker)]
+            [(move, pool)] = spoken
+            assert answer.bill.pool == pool
             told = [event for event in self.world.responses() if isinstance(event, Started)]
-            assert str(max(event.moves for event in told)) >= speaker
+            assert f"<{max(event.moves for event in told)}" >= move
+
+    def _each_place_is_asked_for_while_nobody_has_begun_there(self, *, is_over: bool) -> None:
+        asked, (truth, _) = self._asked(), self._truth()
+        numbers = [each.move for each in asked]
+        assert numbers == sorted(numbers), "never for one that it had left"
+        assert len({each.encode() for each in asked}) == len(set(numbers)), "alike whoever asks"
+        assert all(numbers.count(number) <= 1 + len(self.restarts) for number in numbers)
+        for before, begun in self.restarts:
+            assert all(number > begun for number in numbers[before:]), "where it was begun nobody else is to begin"
+        if not is_over and truth.moves and truth.attempt_id is None:
+            assert numbers[-1:] == [truth.moves], "it is in nobody's hands"
 
 
 TestMoves = Moves.TestCase

@@ -12,6 +12,7 @@ from agents.quota.store import (
     NotYet,
     Outcome,
     Overdue,
+    Placed,
     QuotaUnavailable,
     Refunded,
     Refusal,
@@ -36,6 +37,7 @@ class Reservation:
     decision: Decision | None = None
     lane: Lane = Lane.STANDARD
     choices: set[int] = field(default_factory=set)
+    places: dict[int, Decision | None] = field(default_factory=dict)
 
 
 @dataclass
@@ -184,6 +186,13 @@ class TenantModel:
             return self._taken(response_id, decision)
         return self._set_route(response_id, decision)
 
+    def place(self, response_id: str, move: int, place: Decision | None) -> Placed | None:
+        self._advance()
+        reservation = self.reservations.get(response_id)
+        if reservation is None or reservation.state != "reserved" or reservation.decision is None:
+            return None
+        return Placed(reservation.places.setdefault(move, place))
+
     def _taken(self, response_id: str, decision: Decision | None) -> Outcome:
         outcome = self._set_route(response_id, decision)
         assert isinstance(outcome, Reserved | Decided)
@@ -324,6 +333,11 @@ class ModelQuota:
         self, tenant_id: str, limits: Limits, response_id: str, decision: Decision, *, tokens: int, deadline_ms: int
     ) -> Outcome:
         return self._tenant(tenant_id, limits).decide(response_id, decision, tokens, deadline_ms)
+
+    async def place(
+        self, tenant_id: str, limits: Limits, response_id: str, move: int, place: Decision | None
+    ) -> Placed | None:
+        return self._tenant(tenant_id, limits).place(response_id, move, place)
 
     async def refuse(
         self,

@@ -87,6 +87,12 @@ def test_any_sequence_of_calls_agrees_with_the_model(redis_url: str) -> None:
             )
             self.heard(id_, real, self.model.decide(id_, decision, tokens, deadline_ms))
 
+        @rule(id_=IDS, move=st.integers(1, 3), partition=st.none() | st.integers(0, 7))
+        def place(self, id_: str, move: int, partition: int | None) -> None:
+            to = None if partition is None else routed(partition, Lane.STANDARD)
+            real = self.runner.run(self.quota.place("acme", self.model.limits, id_, move, to))
+            assert real == self.model.place(id_, move, to)
+
         @rule(id_=IDS)
         def look(self, id_: str) -> None:
             deadline_ms = self.model.now_ms + 1_000
