@@ -55,9 +55,9 @@ class Attempts:
         if work.phase is not Phase.WAITING:
             self.end(work, EndingCode.CANCELLED, now_ms)
 
-    def halt(self, work: Work, now_ms: int) -> None:
-        """It has been ended by others."""
-        self._stop(work, "halted")
+    def halt(self, work: Work, now_ms: int, outcome: str = "halted") -> None:
+        """It has been ended by others, or moved on."""
+        self._stop(work, outcome)
         self._done(work, now_ms)
 
     def end(self, work: Work, code: EndingCode, now_ms: int, *, message: str = "", param: str | None = None) -> None:
@@ -221,7 +221,7 @@ class Attempts:
 
     def claimed(self, response_id: str, attempt_id: str, claim: Claim | None, now_ms: int, move: int = 0) -> None:
         """The answer to `AskClaim`; None when the store did not answer."""
-        work = self._works.by_response.get(response_id)
+        work = self._works.of_move(response_id, move)
         look = self._slots.take_look(response_id, attempt_id)
         if look is not None:
             self._looked_up(work, look, claim, now_ms)
@@ -336,7 +336,7 @@ class Attempts:
         self._emission.fence(work, "takeover", now_ms)
 
     def read_back(self, answer: ReadBack, now_ms: int) -> None:
-        work = self._works.of_attempt(answer.ask.response_id, answer.ask.attempt_id)
+        work = self._works.of_attempt(answer.ask.response_id, answer.ask.attempt_id, answer.ask.move)
         if work is None or work.phase is not Phase.READING:
             return
         work.accepted, work.attempts = answer.accepted, answer.attempts
@@ -362,8 +362,8 @@ class Attempts:
 
     def is_read_back(self, response_id: str, attempt_id: str) -> bool:
         """Whether the answer to this `AskReadBack` is still waited for."""
-        work = self._works.of_attempt(response_id, attempt_id)
-        return work is not None and work.phase is Phase.READING
+        work = self._works.by_attempt.get(attempt_id)
+        return work is not None and work.response_id == response_id and work.phase is Phase.READING
 
     def void(self, void: AttemptVoid, now_ms: int) -> None:
         """An own attempt does not count."""
@@ -471,7 +471,7 @@ class Attempts:
                 if work is not None and work.phase is Phase.CLOSING:
                     self._done(work, now_ms)
         elif isinstance(receipt, effects.EndingSent):
-            work = self._works.of_attempt(receipt.response_id, receipt.attempt_id)
+            work = self._works.of_attempt(receipt.response_id, receipt.attempt_id, receipt.move)
             if work is not None and work.phase is Phase.CLOSING:
                 self._done(work, now_ms)
         else:
@@ -489,7 +489,7 @@ class Attempts:
             self._emission.frame_settled()
             works = [self._works.by_attempt.get(attempt_id) for attempt_id in receipt.attempt_ids]
         else:
-            works = [self._works.of_attempt(receipt.response_id, receipt.attempt_id)]
+            works = [self._works.of_attempt(receipt.response_id, receipt.attempt_id, receipt.move)]
         for work in works:
             if work is None or work.phase is Phase.WAITING:
                 continue

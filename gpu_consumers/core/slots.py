@@ -162,6 +162,10 @@ class Slots:
         """The answer of a look-up decides what becomes of it: it may be ours by then."""
         return response_id in self._looks
 
+    def drop_look(self, response_id: str) -> None:
+        """Whatever it says is nothing to who comes next under that name."""
+        self._looks.pop(response_id, None)
+
     def take_look(self, response_id: str, attempt_id: str) -> AskClaim | None:
         """The look-up that this is the answer to, if it is one's."""
         look = self._looks.get(response_id)

@@ -290,9 +290,14 @@ class Works:
     def unset_attempt(self, work: Work) -> None:
         self.by_attempt.pop(work.attempt_id, None)
 
-    def of_attempt(self, response_id: str, attempt_id: str) -> Work | None:
-        """The response's work, if that is its attempt now."""
+    def of_move(self, response_id: str, move: int) -> Work | None:
+        """The response's work, if it is of that move: what comes of an earlier one is nothing to it."""
         work = self.by_response.get(response_id)
+        return work if work is not None and work.move == move else None
+
+    def of_attempt(self, response_id: str, attempt_id: str, move: int) -> Work | None:
+        """The response's work of that move, if that is its attempt now; empty: it was never begun."""
+        work = self.of_move(response_id, move)
         return work if work is not None and work.attempt_id == attempt_id else None
 
     @property
