@@ -1,5 +1,6 @@
 """What fails before its first token may go to another pool, and what comes from another pool is begun here anew."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -9,7 +10,7 @@ from gpu_consumers.core.claims import AskClaim, ClaimTable, FinishClaim
 from gpu_consumers.engines.simulated import SimulatedCore
 from schemas.endings import EndingCode
 from schemas.generated import GENERATED, Ending, Fence
-from tests.unit.gpu_consumers.fleet import ENGINE, SCOPE, TOPICS, Fleet, check
+from tests.unit.gpu_consumers.fleet import CONFIG, ENGINE, SCOPE, TOPICS, Fleet, check
 
 
 def endings(fleet: Fleet) -> list[Ending]:
@@ -94,6 +95,25 @@ def test_a_late_fence_of_the_former_pool_is_nothing_to_who_reads_back() -> None:
     fleet.settle()
     check(fleet.region)
     assert fleet.region.terminal(moved) is EndingCode.COMPLETED
+
+
+@pytest.mark.parametrize(
+    ("began", "ending"), [("smaller", EndingCode.GENERATION_INTERRUPTED), ("m", EndingCode.COMPLETED)]
+)
+def test_what_another_models_pool_has_begun_is_not_continued(began: str, ending: EndingCode) -> None:
+    """Two records of one move, in pools of two models: each counts its own token ids."""
+    fleet = Fleet("a", config=replace(CONFIG, model=began))
+    moved = fleet.region.request(moved=True, max_tokens=60)
+    fleet.run_until_told(moved, 10)
+    fleet.crash("a")
+    fleet.each = {"config": CONFIG}
+    fleet.start("b")
+    fleet.settle()
+    check(fleet.region)
+    assert fleet.region.terminal(moved) is ending
+    if ending is EndingCode.GENERATION_INTERRUPTED:
+        assert not fleet.workers["b"].submitted
+        assert "another model began it" in endings(fleet)[-1].message
 
 
 def moved_twice() -> tuple[Fleet, str]:
