@@ -104,7 +104,7 @@ class Publication:
         whoever of them begins it later finds the claim, the terminal, or an attempt that is void.
         """
         said = {**_said_by_both(admission, decision, now_ms), "move": move.move, "fallback": admission.fallback}
-        await self._work(admission, decision, said, move.begins_at)
+        await self._work(admission, decision, {**said, "losses": move.attempts}, move.begins_at)
 
     async def not_moved(self, move: Move) -> None:
         """It ends as it failed, unless an earlier delivery has found it a place where it was begun by now."""

@@ -113,6 +113,8 @@ class Response:
     """At which move, and in which attempt, it was asked to be moved for want of workers."""
     tried: tuple[str, ...] = ()
     """Pools that it was moved away from."""
+    refused: int = 0
+    """Attempts that the worker itself has ended, and so moved it."""
     served: Opened = field(init=False)
 
     def __post_init__(self) -> None:
@@ -133,10 +135,12 @@ class Response:
         if self.held_offset is None:
             self.held_offset = offset
         self.tried = tuple(dict.fromkeys((*self.tried, self.served.pool)))
+        self.refused += ending.written_by == "worker" and bool(ending.attempt_id)
         failed = Failed(code=ending.code, message=ending.message, param=ending.param)
         move = Move(
             response_id=self.response_id, scope=self.opened.scope, move=self.prefix.moves, tried=list(self.tried),
             generated_partition=partition, begins_at=offset + 1, failed=failed, opened=self.opened,
+            attempts=self.prefix.attempts - self.refused,
         )  # fmt: skip
         return Emit("moves", self.response_id, move)
 

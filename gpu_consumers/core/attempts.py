@@ -249,7 +249,7 @@ class Attempts:
         ):
             if is_first:
                 work.reads_from = claim.generated_end
-            work.losses = max(work.losses, claim.begun - work.is_counted)
+            work.has_begun(claim)
             work.claimed_as, work.is_counted, work.lacks_claim = work.attempt_id, True, False
             self._enter(work, now_ms)
         else:
@@ -311,7 +311,7 @@ class Attempts:
                 self.forget(work)
         else:
             work.claimed_as, work.lacks_claim = asked_as, False
-            work.losses = max(work.losses, claim.begun - work.is_counted)
+            work.has_begun(claim)
             work.is_counted |= claim.counted
             known_from = claim.generated_end if claim.state == "expired" else 0
             work.reads_from = max(work.request.opened_offset, known_from)
@@ -428,7 +428,8 @@ class Attempts:
         if work.claimed_as:
             self._effects.append(self.asking.release(work))
         work.asks_anew()
-        work.plan, work.most_losses = "claim", work.losses  # also where the release comes behind the next claim
+        # Also where the release comes behind the next claim.
+        work.plan, work.most_losses = "claim", work.losses - work.lost_elsewhere
         self.queue(work, now_ms, front=True)
 
     def engine_died(self, now_ms: int) -> None:

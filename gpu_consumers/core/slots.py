@@ -16,7 +16,7 @@ from gpu_consumers.core.continuation import may_pause
 from gpu_consumers.core.fair_queue import NEVER, Queued
 from gpu_consumers.core.pool_shares import Service
 from gpu_consumers.core.scheduler import Given, Scheduler, Sizes
-from gpu_consumers.core.work import Work, Works
+from gpu_consumers.core.work import MAX_LOSSES, Work, Works
 from gpu_consumers.engines.port import EngineStats
 from schemas.request import Lane
 from schemas.vectors import weight_tokens
@@ -60,7 +60,7 @@ class Slots:
         if work.queued_first_ms is None:
             work.queued_first_ms = now_ms
         item = self._item(work, now_ms)
-        if work.is_suspect:
+        if work.is_suspect and work.losses < MAX_LOSSES:
             self._suspects.add(item)
         else:
             self._scheduler.add(item, front=front)

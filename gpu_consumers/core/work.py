@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Literal
 
+from gpu_consumers.core.claims import Claim
 from gpu_consumers.core.fair_queue import NEVER
 from gpu_consumers.core.held import Held
 from gpu_consumers.engines.port import Accepted, EngineRequest
@@ -77,6 +78,8 @@ class Work:
     cancelled: bool = False
     losses: int = 0
     """How often it was lost with its worker or engine before it had said anything, or anything more."""
+    lost_elsewhere: int = 0
+    """Of `losses` those in other pools, which no claim of this one counts."""
     most_losses: int | None = None
     """Of an answer that has said something: so often, at most, it was lost since. Those before are forgiven."""
     engine_deaths: int = 0
@@ -122,6 +125,7 @@ class Work:
         self.partition = self.request.generated_partition
         self.move = self.request.move
         self.reads_from = self.generated_end = self.request.opened_offset
+        self.losses = self.lost_elsewhere = self.request.losses
 
     @property
     def is_suspect(self) -> bool:
@@ -193,9 +197,13 @@ class Work:
         """It has no claim, and the attempts of this worker stand before whatever comes of the next."""
         self.claimed_as, self.is_counted, self.lacks_claim, self.must_take_over = "", False, True, True
 
+    def has_begun(self, claim: Claim) -> None:
+        """The claim counts how often it has entered an engine of this pool, its own entry too where that is counted."""
+        self.losses = max(self.losses, self.lost_elsewhere + claim.begun - self.is_counted)
+
     def forgive_losses(self, silent_attempts: int) -> None:
         """It has said something, and then so many attempts nothing."""
-        self.most_losses = silent_attempts
+        self.most_losses, self.lost_elsewhere = silent_attempts, 0
         self.losses = min(self.losses, silent_attempts)
 
     def begins_anew(self) -> None:

@@ -3,6 +3,7 @@
 A judge stands where post-safety stands: it folds `generated` with the accepted-prefix rule and answers void fences.
 """
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, count
 from typing import Any, Literal
@@ -70,6 +71,7 @@ class Region:
         self._workers: dict[str, str] = {}
         self._late_voids: list[AttemptVoid] = []
         self._unplaced: list[AdmittedRequest] = []
+        self._refused: Counter[str] = Counter()
         self.records_of: dict[str, list[AdmittedRequest]] = {}
         """By response: its record for each place that it was put to."""
         self.prefixes: dict[str, AcceptedPrefix] = {}
@@ -92,11 +94,13 @@ class Region:
         begins: int | None = None,
         moved: bool = False,
         further: int = 0,
+        losses: int = 0,
         cache_id: str = "",
         spills: int = 0,
         **sampling: Any,
     ) -> str:
-        """`moved`: it failed in another pool. It has so many `further` places, all of them this pool again.
+        """`moved`: it failed in another pool, where so many workers were lost with it: `losses`. It has so many
+        `further` places, all of them this pool again.
 
         With `inputs` so many texts of three tokens, to be embedded, else with a prompt of so many, of which the
         first is `begins`; none begins as another one does where that is left out.
@@ -123,7 +127,7 @@ class Region:
             **common, prompt_token_ids=token_ids, input_ends=[*range(3, 3 * inputs + 1, 3)],
             sampling=Sampling.model_validate({"ignore_eos": True, **sampling}),
             generated_partition=generated_partition, opened_offset=offset, weight=weight, move=int(moved),
-            cache_id=cache_id, spills=spills,
+            losses=losses, cache_id=cache_id, spills=spills,
         )  # fmt: skip
         self.records_of[response_id] = [admitted]
         self.put(admitted, partition)
@@ -191,6 +195,7 @@ class Region:
                 self._say_void(record.response_id, displaced, "superseded")
         elif isinstance(record, Ending):
             if self.prefixes[record.response_id].ending(record) == "moved":
+                self._refused[record.response_id] += record.written_by == "worker" and bool(record.attempt_id)
                 self._moved(record.response_id, offset)
         else:
             for row, response_id in enumerate(record.response_id):
@@ -211,7 +216,8 @@ class Region:
         move, before = self.prefixes[response_id].moves, self.requests[response_id]
         if before.move >= move:
             return
-        request = before.model_copy(update={"move": move, "opened_offset": offset + 1})
+        losses = self.prefixes[response_id].attempts - self._refused[response_id]
+        request = before.model_copy(update={"move": move, "opened_offset": offset + 1, "losses": losses})
         self.requests[response_id] = request
         self.records_of[response_id].append(request)
         self._unplaced.append(request)

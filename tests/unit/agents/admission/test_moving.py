@@ -268,3 +268,9 @@ async def test_what_a_response_was_admitted_from_is_read_again_unless_it_is_gone
     assert await reader.read(place.model_copy(update={"offset": 9})) is None
     assert await reader.read(place.model_copy(update={"partition": 0, "offset": 0})) is None
     reader.close()
+
+
+async def test_what_was_lost_with_its_workers_says_so_where_it_goes(world: World) -> None:
+    move = move_of(await opened(world))
+    await moved(world, move.model_copy(update={"attempts": 2}))
+    assert work(world, "spare").losses == 2
