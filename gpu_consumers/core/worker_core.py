@@ -257,7 +257,8 @@ class WorkerCore:
                 if delta.parser_error:
                     self._observer.parser_failed(delta.parser_error)
                 code = self._attempts.failed(work, delta, now_us // 1_000)
-                if code is EndingCode.ENGINE_FAILED and not work.first_token_at_ms:
+                # What a parser fails on the model has said: so the engine answers.
+                if code is EndingCode.ENGINE_FAILED and not work.first_token_at_ms and not delta.parser_error:
                     self._circuit.failed(work.submitted_at_ms, now_us // 1_000)
             else:
                 self._circuit.answered(now_us // 1_000)
