@@ -428,8 +428,7 @@ class Attempts:
         if work.claimed_as:
             self._effects.append(self.asking.release(work))
         work.asks_anew()
-        # Also where the release comes behind the next claim.
-        work.plan, work.most_losses = "claim", work.losses - work.lost_elsewhere
+        work.plan, work.most_losses = "claim", work.lost_by_pool  # also where the release comes behind the next claim
         self.queue(work, now_ms, front=True)
 
     def engine_died(self, now_ms: int) -> None:

@@ -132,6 +132,6 @@ def _is_unstarted(work: Work) -> bool:
         and work.is_known_free
         and work.is_own
         and not (work.is_owed or work.claimed_as or work.must_take_over or work.cancelled)
-        and work.losses == work.lost_elsewhere
+        and not work.lost_by_pool
         and work.request.spills < MAX_SPILLS
     )

@@ -133,6 +133,11 @@ class Work:
         return not self.is_cleared and (self.lost_here or self.losses >= SUSPECT_LOSSES)
 
     @property
+    def lost_by_pool(self) -> int:
+        """Of `losses` those in this pool."""
+        return self.losses - self.lost_elsewhere
+
+    @property
     def prompt_field(self) -> str:
         """As requests have it, of what is answered with text."""
         return "prompt" if self.request.endpoint == "completions" else "messages"
