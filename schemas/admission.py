@@ -68,6 +68,10 @@ class Move(ScopedRecord):
     generated_partition: int = Field(ge=0)
     begins_at: int = Field(ge=0, description="Behind the record there that moved it; read-backs start here.")
     tried: list[Identifier] = Field(max_length=MAX_MOVES + 1, description="Pools that have had it.")
+    attempts: int = Field(
+        default=0, ge=0, exclude_if=not_,
+        description="How many of those so far no worker has ended: it is taken to be lost with it.",
+    )  # fmt: skip
     failed: Failed
     opened: Opened
 

@@ -346,6 +346,11 @@ class AdmittedRequest(ScopedRecord):
     move: int = Field(
         default=0, ge=0, exclude_if=not_, description="How often it has been moved to another pool before it came here."
     )
+    losses: int = Field(
+        default=0, ge=0, exclude_if=not_,
+        description="How many workers of other pools were lost with it, for all that is known. It may be what kills"
+        " them.",
+    )  # fmt: skip
     fallback: Fallback | None = Field(
         default=None, exclude_if=is_absent, description="As in `opened`, of one that was moved."
     )

@@ -105,7 +105,7 @@ class Publication:
         reads the second copy finds the claim or the terminal of the first.
         """
         said = {**_said_by_both(admission, decision, now_ms), "move": move.move, "fallback": admission.fallback}
-        await self._work(admission, decision, said, move.begins_at)
+        await self._work(admission, decision, {**said, "losses": move.attempts}, move.begins_at)
 
     async def not_moved(self, move: Move) -> None:
         """It ends as it failed. Void once a worker has begun it, where the store has lost that there is a place."""

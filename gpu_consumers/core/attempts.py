@@ -55,9 +55,9 @@ class Attempts:
         if work.phase is not Phase.WAITING:
             self.end(work, EndingCode.CANCELLED, now_ms)
 
-    def halt(self, work: Work, now_ms: int) -> None:
-        """It has been ended by others."""
-        self._stop(work, "halted")
+    def halt(self, work: Work, now_ms: int, outcome: str = "halted") -> None:
+        """It has been ended by others, or moved on."""
+        self._stop(work, outcome)
         self._done(work, now_ms)
 
     def end(self, work: Work, code: EndingCode, now_ms: int, *, message: str = "", param: str | None = None) -> None:
@@ -221,7 +221,7 @@ class Attempts:
 
     def claimed(self, response_id: str, attempt_id: str, claim: Claim | None, now_ms: int, move: int = 0) -> None:
         """The answer to `AskClaim`; None when the store did not answer."""
-        work = self._works.by_response.get(response_id)
+        work = self._works.of_move(response_id, move)
         look = self._slots.take_look(response_id, attempt_id)
         if look is not None:
             self._looked_up(work, look, claim, now_ms)
@@ -249,7 +249,7 @@ class Attempts:
         ):
             if is_first:
                 work.reads_from = claim.generated_end
-            work.losses = max(work.losses, claim.begun - work.is_counted)
+            work.has_begun(claim)
             work.claimed_as, work.is_counted, work.lacks_claim = work.attempt_id, True, False
             self._enter(work, now_ms)
         else:
@@ -311,7 +311,7 @@ class Attempts:
                 self.forget(work)
         else:
             work.claimed_as, work.lacks_claim = asked_as, False
-            work.losses = max(work.losses, claim.begun - work.is_counted)
+            work.has_begun(claim)
             work.is_counted |= claim.counted
             known_from = claim.generated_end if claim.state == "expired" else 0
             work.reads_from = max(work.request.opened_offset, known_from)
@@ -336,7 +336,7 @@ class Attempts:
         self._emission.fence(work, "takeover", now_ms)
 
     def read_back(self, answer: ReadBack, now_ms: int) -> None:
-        work = self._works.of_attempt(answer.ask.response_id, answer.ask.attempt_id)
+        work = self._works.of_attempt(answer.ask.response_id, answer.ask.attempt_id, answer.ask.move)
         if work is None or work.phase is not Phase.READING:
             return
         work.accepted, work.attempts = answer.accepted, answer.attempts
@@ -362,8 +362,8 @@ class Attempts:
 
     def is_read_back(self, response_id: str, attempt_id: str) -> bool:
         """Whether the answer to this `AskReadBack` is still waited for."""
-        work = self._works.of_attempt(response_id, attempt_id)
-        return work is not None and work.phase is Phase.READING
+        work = self._works.by_attempt.get(attempt_id)
+        return work is not None and work.response_id == response_id and work.phase is Phase.READING
 
     def void(self, void: AttemptVoid, now_ms: int) -> None:
         """An own attempt does not count."""
@@ -428,7 +428,7 @@ class Attempts:
         if work.claimed_as:
             self._effects.append(self.asking.release(work))
         work.asks_anew()
-        work.plan, work.most_losses = "claim", work.losses  # also where the release comes behind the next claim
+        work.plan, work.most_losses = "claim", work.lost_by_pool  # also where the release comes behind the next claim
         self.queue(work, now_ms, front=True)
 
     def engine_died(self, now_ms: int) -> None:
@@ -471,7 +471,7 @@ class Attempts:
                 if work is not None and work.phase is Phase.CLOSING:
                     self._done(work, now_ms)
         elif isinstance(receipt, effects.EndingSent):
-            work = self._works.of_attempt(receipt.response_id, receipt.attempt_id)
+            work = self._works.of_attempt(receipt.response_id, receipt.attempt_id, receipt.move)
             if work is not None and work.phase is Phase.CLOSING:
                 self._done(work, now_ms)
         else:
@@ -489,7 +489,7 @@ class Attempts:
             self._emission.frame_settled()
             works = [self._works.by_attempt.get(attempt_id) for attempt_id in receipt.attempt_ids]
         else:
-            works = [self._works.of_attempt(receipt.response_id, receipt.attempt_id)]
+            works = [self._works.of_attempt(receipt.response_id, receipt.attempt_id, receipt.move)]
         for work in works:
             if work is None or work.phase is Phase.WAITING:
                 continue

@@ -27,6 +27,8 @@ def why_interrupted(work: Work, answer: ReadBack) -> str | None:
         return _INTERRUPTED
     if answer.accepted is None:
         return None
+    if answer.is_foreign:
+        return _interruption(answer.accepted, "another model began it")
     if work.engine_deaths >= MAX_LOSSES:
         return _interruption(answer.accepted, f"its engine died {work.engine_deaths} times")
     if answer.attempts > MAX_ATTEMPTS:

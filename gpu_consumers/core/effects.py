@@ -12,6 +12,7 @@ class FenceSent:
     partition: int
     response_id: str
     attempt_id: str
+    move: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,7 @@ class EndingSent:
     partition: int
     response_id: str
     attempt_id: str
+    move: int = 0
 
 
 @dataclass(frozen=True, slots=True)

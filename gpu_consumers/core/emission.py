@@ -222,7 +222,7 @@ class Emission:
             prompt_tokens=work.prompt_tokens if work.move else 0,
             fallback=request.fallback,
         )
-        self._generated(work, fence, FenceSent(work.partition, work.response_id, work.attempt_id))
+        self._generated(work, fence, FenceSent(work.partition, work.response_id, work.attempt_id, work.move))
 
     def ending(self, work: Work, code: EndingCode, now_ms: int, *, message: str = "", param: str | None = None) -> None:
         """Of its attempt, if it has one: then it counts only while that is the current one."""
@@ -245,7 +245,7 @@ class Emission:
             accepted_at_ms=request.accepted_at_ms,
             prompt_tokens=work.prompt_tokens,
         )
-        self._generated(work, ending, EndingSent(work.partition, work.response_id, work.attempt_id))
+        self._generated(work, ending, EndingSent(work.partition, work.response_id, work.attempt_id, work.move))
 
     def account(self, work: Work, outcome: str, now_ms: int) -> None:
         """The unpriced record of what an attempt cost; once per attempt that was in the engine."""

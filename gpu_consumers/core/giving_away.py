@@ -131,6 +131,7 @@ def _is_unstarted(work: Work) -> bool:
         work.waits_for_claim
         and work.is_known_free
         and work.is_own
-        and not (work.is_owed or work.claimed_as or work.must_take_over or work.cancelled or work.losses)
+        and not (work.is_owed or work.claimed_as or work.must_take_over or work.cancelled)
+        and not work.lost_by_pool
         and work.request.spills < MAX_SPILLS
     )

@@ -26,12 +26,13 @@ class Ended:
     prompt_tokens: int
     request: bytes
     is_owed: bool
+    move: int
 
     @staticmethod
     def of(work: Work, forget_at_ms: int) -> "Ended":
         bare = work.request.model_copy(update=_LEFT_OUT)
         json = bare.model_dump_json(exclude_defaults=True).encode()
-        return Ended(forget_at_ms, work.attempt_id, work.prompt_tokens, json, work.is_own)
+        return Ended(forget_at_ms, work.attempt_id, work.prompt_tokens, json, work.is_own, work.move)
 
     def work(self) -> Work:
         """Has no prompt: it can only be ended."""
@@ -61,9 +62,13 @@ class Remembered:
             self.ended.popitem(last=False)
         self.ended[work.response_id] = Ended.of(work, now_ms + REMEMBERED_MS)
 
-    def pass_over(self, response_id: str) -> bool:
-        """Whether a record of it counts as ended, because its terminal is in the log."""
+    def pass_over(self, response_id: str, move: int) -> bool:
+        """Whether a record of it, of that move, counts as ended: its terminal is in the log, or what moved it on."""
         ended = self.ended.get(response_id)
+        if ended is not None and ended.move < move:
+            # What seemed to be its end has moved it: nothing of that is ever taken up again.
+            del self.ended[response_id]
+            ended = None
         if ended is not None:
             ended.is_owed = True
         return ended is not None or response_id in self._halts

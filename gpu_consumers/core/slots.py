@@ -16,7 +16,7 @@ from gpu_consumers.core.continuation import may_pause
 from gpu_consumers.core.fair_queue import NEVER, Queued
 from gpu_consumers.core.pool_shares import Service
 from gpu_consumers.core.scheduler import Given, Scheduler, Sizes
-from gpu_consumers.core.work import Work, Works
+from gpu_consumers.core.work import MAX_LOSSES, Work, Works
 from gpu_consumers.engines.port import EngineStats
 from schemas.request import Lane
 from schemas.vectors import weight_tokens
@@ -60,7 +60,7 @@ class Slots:
         if work.queued_first_ms is None:
             work.queued_first_ms = now_ms
         item = self._item(work, now_ms)
-        if work.is_suspect:
+        if work.is_suspect and work.losses < MAX_LOSSES:
             self._suspects.add(item)
         else:
             self._scheduler.add(item, front=front)
@@ -161,6 +161,10 @@ class Slots:
     def is_looked_up(self, response_id: str) -> bool:
         """The answer of a look-up decides what becomes of it: it may be ours by then."""
         return response_id in self._looks
+
+    def drop_look(self, response_id: str) -> None:
+        """Whatever it says is nothing to who comes next under that name."""
+        self._looks.pop(response_id, None)
 
     def take_look(self, response_id: str, attempt_id: str) -> AskClaim | None:
         """The look-up that this is the answer to, if it is one's."""

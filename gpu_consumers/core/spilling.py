@@ -12,6 +12,7 @@ give at once do not overrun who takes: each fills its part of every room, and li
   deadline would pass all the same.
 - Of tenants the one with the longest line for its weight gives first, always what it asked last: that would have waited
   longest. So who has little here keeps its turn.
+- An engine that fails is given nothing, however little waits there, and its worker gives what sound ones have room for.
 - What begins alike goes to one worker, by rendezvous hashing, as routers do it. A prompt whose beginning was computed
   here stays, unless its wait is much longer than to compute it again.
 """
@@ -153,6 +154,7 @@ class Spilling:
         others = {
             worker_id: each for worker_id, each in self._known.items()
             if worker_id != self._worker_id and each.state.state == "ready" and each.state.is_live(now_ms)
+            and each.state.failing is None
         }  # fmt: skip
         me = self._known.get(self._worker_id)
         left = self._per_s * ROUND_MS / 1_000
@@ -188,7 +190,7 @@ class Spilling:
         self, lane: Lane, me: _Known, ahead: int, others: Mapping[str, _Known], own_partitions: Set[int]
     ) -> "_Round | None":
         """None: nothing is to go, or too little is known."""
-        own_per_s = me.per_s(lane)
+        own_per_s = me.per_s(lane) if me.state.failing is None else 0.0
         if own_per_s is None:
             return None
         standings = self._standings(lane, others)
@@ -221,11 +223,12 @@ class Spilling:
         )  # fmt: skip
 
     def _standings(self, lane: Lane, others: Mapping[str, _Known]) -> dict[str, _Standing]:
-        """Who was never measured is taken to be as fast as the others, by slots."""
+        """Who was never measured is taken to be as fast as the others, by slots, but for those that fail."""
         rates = {worker_id: each.per_s(lane) for worker_id, each in self._known.items()}
         measured = [
-            (rate, self._known[worker_id].state.max_running) for worker_id, rate in rates.items() if rate is not None
-        ]
+            (rate, state.max_running) for worker_id, rate in rates.items()
+            if rate is not None and (state := self._known[worker_id].state).failing is None
+        ]  # fmt: skip
         slots = sum(slots for _, slots in measured)
         per_slot = sum(rate for rate, _ in measured) / slots if slots else 0.0
         standings = {}

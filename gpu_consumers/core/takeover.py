@@ -25,7 +25,8 @@ class ReadBack:
 
     `ended`: there is a terminal, or it was moved to another pool. `superseded`: the own fence was not found, or does
     not count. `generate`: nothing was accepted, the fenced attempt may begin. `interrupted`: tokens were `accepted`, or
-    the end of a choice.
+    the end of a choice. `is_foreign`: a worker of another model has said some of it, so its tokens mean nothing to the
+    model of the own fence.
     """
 
     ask: AskReadBack
@@ -33,6 +34,7 @@ class ReadBack:
     attempts: int = 0
     silent_attempts: int = 0
     accepted: Accepted | None = None
+    is_foreign: bool = False
 
 
 class _Response:
@@ -43,14 +45,21 @@ class _Response:
         self.prefix = AcceptedPrefix(choices, moves=move, most_moves=move + 1)
         self.token_ids = [array("I") for _ in range(choices)]
         self.chars = [0] * choices
+        self._model = ""
+        self._said_by: set[str] = set()
         self.attempts_before = 0
         """Those until something was last accepted, with the one that said it."""
+
+    def fence(self, fence: Fence, offset: int) -> None:
+        if self.prefix.fence(fence, offset) == "current":
+            self._model = fence.model
 
     def accept(self, frame: Frame, row: int, known: int) -> None:
         choice, ends = frame.choice[row], frame.text_ends[row]
         self.token_ids[choice].extend(frame.token_ids[row][known:])
         self.chars[choice] += len(frame.text[row]) - (ends[known - 1] if known else 0)
         self.attempts_before = self.prefix.attempts
+        self._said_by.add(self._model)
 
     def answer(self, ask: AskReadBack) -> ReadBack:
         prefix = self.prefix
@@ -62,7 +71,9 @@ class _Response:
         if not prefix.accepted_tokens and not prefix.finished:
             return ReadBack(ask, "generate", prefix.attempts, silent)
         accepted = Accepted(self.token_ids, self.chars, frozenset(prefix.finished))
-        return ReadBack(ask, "interrupted", prefix.attempts, silent, accepted)
+        # Fences of older releases name no model.
+        is_foreign = bool(self._said_by - {"", self._model})
+        return ReadBack(ask, "interrupted", prefix.attempts, silent, accepted, is_foreign)
 
 
 class PartitionReadBack:
@@ -135,13 +146,13 @@ class PartitionReadBack:
                 self._responses[record.response_id[row]].accept(record, row, known)
             return
         self.rows_folded += 1
-        prefix = self._prefixes.get(record.response_id)
-        if prefix is None:
+        response = self._responses.get(record.response_id)
+        if response is None:
             return
         if isinstance(record, Fence):
-            prefix.fence(record, offset)
+            response.fence(record, offset)
         elif isinstance(record, Ending):
-            prefix.ending(record)
+            response.prefix.ending(record)
 
     def _forget(self, response_id: str) -> None:
         del self._asks[response_id], self._responses[response_id], self._prefixes[response_id]

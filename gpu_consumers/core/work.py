@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Literal
 
+from gpu_consumers.core.claims import Claim
 from gpu_consumers.core.fair_queue import NEVER
 from gpu_consumers.core.held import Held
 from gpu_consumers.engines.port import Accepted, EngineRequest
@@ -77,6 +78,8 @@ class Work:
     cancelled: bool = False
     losses: int = 0
     """How often it was lost with its worker or engine before it had said anything, or anything more."""
+    lost_elsewhere: int = 0
+    """Of `losses` those in other pools, which no claim of this one counts."""
     most_losses: int | None = None
     """Of an answer that has said something: so often, at most, it was lost since. Those before are forgiven."""
     engine_deaths: int = 0
@@ -122,11 +125,17 @@ class Work:
         self.partition = self.request.generated_partition
         self.move = self.request.move
         self.reads_from = self.generated_end = self.request.opened_offset
+        self.losses = self.lost_elsewhere = self.request.losses
 
     @property
     def is_suspect(self) -> bool:
         """It may be what killed those who tried it."""
         return not self.is_cleared and (self.lost_here or self.losses >= SUSPECT_LOSSES)
+
+    @property
+    def lost_by_pool(self) -> int:
+        """Of `losses` those in this pool."""
+        return self.losses - self.lost_elsewhere
 
     @property
     def prompt_field(self) -> str:
@@ -193,9 +202,13 @@ class Work:
         """It has no claim, and the attempts of this worker stand before whatever comes of the next."""
         self.claimed_as, self.is_counted, self.lacks_claim, self.must_take_over = "", False, True, True
 
+    def has_begun(self, claim: Claim) -> None:
+        """The claim counts how often it has entered an engine of this pool, its own entry too where that is counted."""
+        self.losses = max(self.losses, self.lost_elsewhere + claim.begun - self.is_counted)
+
     def forgive_losses(self, silent_attempts: int) -> None:
         """It has said something, and then so many attempts nothing."""
-        self.most_losses = silent_attempts
+        self.most_losses, self.lost_elsewhere = silent_attempts, 0
         self.losses = min(self.losses, silent_attempts)
 
     def begins_anew(self) -> None:
@@ -290,9 +303,14 @@ class Works:
     def unset_attempt(self, work: Work) -> None:
         self.by_attempt.pop(work.attempt_id, None)
 
-    def of_attempt(self, response_id: str, attempt_id: str) -> Work | None:
-        """The response's work, if that is its attempt now."""
+    def of_move(self, response_id: str, move: int) -> Work | None:
+        """The response's work, if it is of that move: what comes of an earlier one is nothing to it."""
         work = self.by_response.get(response_id)
+        return work if work is not None and work.move == move else None
+
+    def of_attempt(self, response_id: str, attempt_id: str, move: int) -> Work | None:
+        """The response's work of that move, if that is its attempt now; empty: it was never begun."""
+        work = self.of_move(response_id, move)
         return work if work is not None and work.attempt_id == attempt_id else None
 
     @property

@@ -99,10 +99,17 @@ class WorkerCore:
     def _admit(self, request: AdmittedRequest, source: tuple[OffsetTracker, int], now_ms: int) -> None:
         """Raises Undecodable for what would end this worker, and every one after it."""
         known = self._works.by_response.get(request.response_id)
-        if known is not None:
+        if known is not None and known.move == request.move:
             known.sources.append(source)
             return
-        if self._remembered.pass_over(request.response_id):
+        if known is not None and known.move < request.move:
+            # It failed where that record had put it: whatever was begun of it there is void, here too.
+            self._slots.drop_look(known.response_id)
+            self._attempts.halt(known, now_ms, "void")
+        elif known is not None:
+            source[0].finished(source[1])
+            return
+        if self._remembered.pass_over(request.response_id, request.move):
             source[0].finished(source[1])
             return
         if request.generated_partition >= self.config.topics.generated.partitions:
@@ -110,7 +117,10 @@ class WorkerCore:
         prompt = _prompt_of(request)
         request.prompt_token_ids = []
         request.stage_ms["taken"] = now_ms
-        work = Work(request, prompt, len(prompt), self._shared(request.scope), sources=[source])
+        work = Work(
+            request, prompt, len(prompt), self._shared(request.scope), sources=[source],
+            cancelled=known is not None and known.cancelled,
+        )  # fmt: skip
         self._attempts.admit(work, now_ms)
 
     def _shared(self, scope: Scope) -> Scope:
@@ -247,7 +257,8 @@ class WorkerCore:
                 if delta.parser_error:
                     self._observer.parser_failed(delta.parser_error)
                 code = self._attempts.failed(work, delta, now_us // 1_000)
-                if code is EndingCode.ENGINE_FAILED and not work.first_token_at_ms:
+                # What a parser fails on the model has said: so the engine answers.
+                if code is EndingCode.ENGINE_FAILED and not work.first_token_at_ms and not delta.parser_error:
                     self._circuit.failed(work.submitted_at_ms, now_us // 1_000)
             else:
                 self._circuit.answered(now_us // 1_000)

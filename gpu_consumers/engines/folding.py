@@ -168,7 +168,7 @@ class Folding:
         if beyond.is_other:
             self.drop(request_id)
             self._stopped.append((request_id, None))
-            return [EngineDelta(request_id, step.choice, [], "", [], error="it was begun by other parsers")]
+            return [EngineDelta.failure(request_id, "it was begun by other parsers", is_not_continued=True)]
         return news
 
     def _log_once(self, error: str) -> None:

@@ -21,6 +21,7 @@ from gpu_consumers.core.effects import (
 from gpu_consumers.core.finished_offsets import decode
 from gpu_consumers.core.membership import BEAT_MS
 from gpu_consumers.core.takeover import PartitionReadBack
+from gpu_consumers.core.work import Phase
 from gpu_consumers.core.worker_core import WorkerCore
 from gpu_consumers.engines.port import EngineDelta, EngineDied, EngineStats
 from gpu_consumers.engines.simulated import SimulatedCore
@@ -150,16 +151,20 @@ class Worker:
                 above = [offset for ended in decode(commit.offset, commit.metadata) for offset in ended]
                 records = self.region.log.records(partition.topic, partition.partition)
                 for record in [*records[: commit.offset], *(records[offset] for offset in above)]:
-                    response_id = AdmittedRequest.model_validate_json(record.value or b"").response_id
-                    has_ended = self.region.terminal(response_id) is not None
-                    assert has_ended or self._is_elsewhere(response_id, commits), "a commit passed unfinished work"
+                    request = AdmittedRequest.model_validate_json(record.value or b"")
+                    has_ended = self.region.terminal(request.response_id) is not None
+                    # The record of its next place is admission's to write.
+                    has_moved = request.move < self.region.prefixes[request.response_id].moves
+                    assert has_ended or has_moved or self._is_elsewhere(request, commits), (
+                        "a commit passed unfinished work"
+                    )
                     self.region.commits_checked += 1
         offsets = {partition: commit.offset for partition, commit in commits.items() if commit.offset is not None}
         self.lanes.commit(offsets, metadata={partition: commits[partition].metadata for partition in offsets})
         self.core.committed(commits)
 
-    def _is_elsewhere(self, response_id: str, commits: dict[TopicPartition, Committed]) -> bool:
-        """Whether a record of it stands where no commit has passed it: it was given to another worker."""
+    def _is_elsewhere(self, request: AdmittedRequest, commits: dict[TopicPartition, Committed]) -> bool:
+        """Whether a record of this move stands where no commit has passed it: it was given to another worker."""
         sources = [
             TopicPartition(topic.name, number)
             for topic in (TOPICS.lane("pool", lane) for lane in LANES)
@@ -169,7 +174,9 @@ class Worker:
             begun = commit.offset or 0
             passed = {offset for ended in decode(begun, commit.metadata) for offset in ended}
             for record in self.region.log.records(source.topic, source.partition)[begun:]:
-                if record.key == response_id.encode() and record.offset not in passed:
+                if record.key != request.response_id.encode() or record.offset in passed:
+                    continue
+                if AdmittedRequest.model_validate_json(record.value or b"").move == request.move:
                     return True
         return False
 
@@ -354,6 +361,15 @@ class Fleet:
         response_id = self.region.request(**request)
         self.run(40)
         return response_id, worker.core._works.by_response[response_id].attempt_id
+
+    def refuse(self, worker: Worker) -> None:
+        """Its engine refuses the first of those of which nothing has come."""
+        for work in [*worker.core._works.by_attempt.values()]:
+            if work.phase is Phase.RUNNING and work.has_said_nothing and worker.engine is not None:
+                worker.engine.abort(work.attempt_id, worker._engine_s)
+                failure = EngineDelta.failure(work.attempt_id, "refused")
+                worker.core.deltas([failure], self.region.now_ms * 1_000)
+                return
 
     def says(self, *deltas: EngineDelta) -> None:
         self.workers["a"].core.deltas([*deltas], self.region.now_ms * 1_000)

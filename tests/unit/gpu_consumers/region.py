@@ -3,6 +3,7 @@
 A judge stands where post-safety stands: it folds `generated` with the accepted-prefix rule and answers void fences.
 """
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, count
 from typing import Any, Literal
@@ -57,6 +58,8 @@ class Region:
     """First tokens of prompts that kill the engine, before they get a token; True: and its worker."""
     voids_are_late: bool = False
     """Until `say_voids`, as when post-safety is away."""
+    moves_are_late: bool = False
+    """Until `place`, as when admission is away."""
     commits_checked: int = 0
 
     def __post_init__(self) -> None:
@@ -67,6 +70,10 @@ class Region:
         self._judged = [0] * TOPICS.generated.partitions
         self._workers: dict[str, str] = {}
         self._late_voids: list[AttemptVoid] = []
+        self._unplaced: list[AdmittedRequest] = []
+        self._refused: Counter[str] = Counter()
+        self.records_of: dict[str, list[AdmittedRequest]] = {}
+        """By response: its record for each place that it was put to."""
         self.prefixes: dict[str, AcceptedPrefix] = {}
         self.text: dict[str, list[str]] = {}
         self.tokens: dict[str, list[int]] = {}
@@ -86,11 +93,14 @@ class Region:
         weight: int = 1,
         begins: int | None = None,
         moved: bool = False,
+        further: int = 0,
+        losses: int = 0,
         cache_id: str = "",
         spills: int = 0,
         **sampling: Any,
     ) -> str:
-        """`moved`: it failed in another pool.
+        """`moved`: it failed in another pool, where so many workers were lost with it: `losses`. It has so many
+        `further` places, all of them this pool again.
 
         With `inputs` so many texts of three tokens, to be embedded, else with a prompt of so many, of which the
         first is `begins`; none begins as another one does where that is left out.
@@ -107,23 +117,51 @@ class Region:
         }  # fmt: skip
         opened = Opened(
             **common, lane_partition=partition, prompt_tokens=len(token_ids), reserved_tokens=0,
-            further=["pool"] if moved else [],
+            further=["pool"] * (moved + further),
         )  # fmt: skip
         offset = self.log.append(TOPICS.generated.name, opened.encode(), partition=generated_partition)
         if moved:
-            ending = Ending(
-                response_id=response_id, scope=SCOPE, code=EndingCode.ENGINE_FAILED, written_by="worker",
-                elsewhere=True, reply_to=ReplyTo(partition=0), accepted_at_ms=self.now_ms,
-            )  # fmt: skip
+            ending = self._elsewhere(response_id, None, 0)
             offset = 1 + self.log.append(TOPICS.generated.name, ending.encode(), partition=generated_partition)
         admitted = self.requests[response_id] = AdmittedRequest(
             **common, prompt_token_ids=token_ids, input_ends=[*range(3, 3 * inputs + 1, 3)],
             sampling=Sampling.model_validate({"ignore_eos": True, **sampling}),
             generated_partition=generated_partition, opened_offset=offset, weight=weight, move=int(moved),
-            cache_id=cache_id, spills=spills,
+            losses=losses, cache_id=cache_id, spills=spills,
         )  # fmt: skip
-        self.log.append(TOPICS.lane("pool", lane).name, admitted.encode(), key=response_id, partition=partition)
+        self.records_of[response_id] = [admitted]
+        self.put(admitted, partition)
         return response_id
+
+    def put(self, request: AdmittedRequest, partition: int) -> None:
+        """Once more, where it was put before: admission may do so."""
+        topic = TOPICS.lane("pool", request.lane).name
+        self.log.append(topic, request.encode(), key=request.response_id, partition=partition)
+
+    def desert(self, response_id: str) -> None:
+        """Post-safety finds that nobody works where it is, as far as it knows: it is moved, unless it has begun."""
+        self.judge()
+        prefix = self.prefixes[response_id]
+        if prefix.moves == prefix.most_moves:
+            return
+        ending = self._elsewhere(response_id, prefix.attempt_id or "", prefix.moves)
+        partition = self.requests[response_id].generated_partition
+        self.log.append(TOPICS.generated.name, ending.encode(), partition=partition)
+        self.judge()
+
+    def _elsewhere(self, response_id: str, attempt_id: str | None, move: int) -> Ending:
+        return Ending(
+            response_id=response_id, scope=SCOPE, code=EndingCode.ENGINE_FAILED, written_by="post-safety",
+            attempt_id=attempt_id, move=move, elsewhere=True, reply_to=ReplyTo(partition=0),
+            accepted_at_ms=self.now_ms,
+        )  # fmt: skip
+
+    def place(self) -> None:
+        """What was moved, from now on at once."""
+        self.moves_are_late = False
+        while self._unplaced:
+            request = self._unplaced.pop(0)
+            self.put(request, request.move % TOPICS.counts.lane)
 
     def control(self, record: Cancel | Halt | AttemptVoid) -> None:
         self.log.append(TOPICS.control.name, record.encode())
@@ -156,7 +194,9 @@ class Region:
             elif displaced not in (None, record.attempt_id):
                 self._say_void(record.response_id, displaced, "superseded")
         elif isinstance(record, Ending):
-            self.prefixes[record.response_id].ending(record)
+            if self.prefixes[record.response_id].ending(record) == "moved":
+                self._refused[record.response_id] += record.written_by == "worker" and bool(record.attempt_id)
+                self._moved(record.response_id, offset)
         else:
             for row, response_id in enumerate(record.response_id):
                 tokens = record.token_ids[row]
@@ -171,6 +211,18 @@ class Region:
                     self.text[response_id].append(record.text[row][cut:])
                     self.tokens[response_id].extend(tokens[known:])
                     self.of_choice[response_id, record.choice[row]].extend(tokens[known:])
+
+    def _moved(self, response_id: str, offset: int) -> None:
+        move, before = self.prefixes[response_id].moves, self.requests[response_id]
+        if before.move >= move:
+            return
+        losses = self.prefixes[response_id].attempts - self._refused[response_id]
+        request = before.model_copy(update={"move": move, "opened_offset": offset + 1, "losses": losses})
+        self.requests[response_id] = request
+        self.records_of[response_id].append(request)
+        self._unplaced.append(request)
+        if not self.moves_are_late:
+            self.place()
 
     def _say_void(
         self, response_id: str, attempt_id: str, why: Literal["tokens_precede", "superseded", "ended"]

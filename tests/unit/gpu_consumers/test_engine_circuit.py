@@ -6,7 +6,7 @@ from gpu_consumers.core.engine_circuit import JITTER_SHARE, CircuitPolicy, Engin
 from gpu_consumers.engines.simulated import SimulatedCore
 from schemas.endings import EndingCode
 from schemas.worker import EngineFailing
-from tests.unit.gpu_consumers.fleet import CONFIG, ENGINE, Fleet, Worker
+from tests.unit.gpu_consumers.fleet import CONFIG, ENGINE, Fleet, Worker, delta
 
 POLICY = CircuitPolicy(failures=3, of=6, open_ms=1_000)
 FAILS = ENGINE.model_copy(update={"refuse_every": 1})
@@ -65,6 +65,16 @@ def test_an_engine_that_fails_some_is_given_all() -> None:
     fleet.run(20_000)
     assert worker.core.failing is None
     assert endings(fleet).count(EndingCode.ENGINE_FAILED) == 10
+
+
+def test_an_engine_whose_answers_cannot_be_parsed_does_not_count_as_failing() -> None:
+    fleet = Fleet("a", config=replace(CONFIG, circuit=POLICY))
+    for _ in range(2 * POLICY.failures):
+        response_id, attempt_id = fleet.told_here()
+        fleet.says(delta(attempt_id, error="its parser failed: KeyError", parser_error="KeyError"))
+        fleet.run(40)
+        assert fleet.region.terminal(response_id) is EndingCode.ENGINE_FAILED
+    assert fleet.workers["a"].core.failing is None
 
 
 def test_of_an_engine_that_dies_each_death_counts_once() -> None:

@@ -1,5 +1,6 @@
 """What fails before its first token may go to another pool, and what comes from another pool is begun here anew."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -9,7 +10,7 @@ from gpu_consumers.core.claims import AskClaim, ClaimTable, FinishClaim
 from gpu_consumers.engines.simulated import SimulatedCore
 from schemas.endings import EndingCode
 from schemas.generated import GENERATED, Ending, Fence
-from tests.unit.gpu_consumers.fleet import ENGINE, SCOPE, TOPICS, Fleet, check
+from tests.unit.gpu_consumers.fleet import CONFIG, ENGINE, SCOPE, TOPICS, Fleet, check
 
 
 def endings(fleet: Fleet) -> list[Ending]:
@@ -94,6 +95,108 @@ def test_a_late_fence_of_the_former_pool_is_nothing_to_who_reads_back() -> None:
     fleet.settle()
     check(fleet.region)
     assert fleet.region.terminal(moved) is EndingCode.COMPLETED
+
+
+@pytest.mark.parametrize(
+    ("began", "ending"), [("smaller", EndingCode.GENERATION_INTERRUPTED), ("m", EndingCode.COMPLETED)]
+)
+def test_what_another_models_pool_has_begun_is_not_continued(began: str, ending: EndingCode) -> None:
+    """Two records of one move, in pools of two models: each counts its own token ids."""
+    fleet = Fleet("a", config=replace(CONFIG, model=began))
+    moved = fleet.region.request(moved=True, max_tokens=60)
+    fleet.run_until_told(moved, 10)
+    fleet.crash("a")
+    fleet.each = {"config": CONFIG}
+    fleet.start("b")
+    fleet.settle()
+    check(fleet.region)
+    assert fleet.region.terminal(moved) is ending
+    if ending is EndingCode.GENERATION_INTERRUPTED:
+        assert not fleet.workers["b"].submitted
+        assert "another model began it" in endings(fleet)[-1].message
+
+
+def moved_twice() -> tuple[Fleet, str]:
+    """Records of all three of its places stand in one lane, the oldest first; only the last of them counts."""
+    fleet = Fleet("a")
+    response_id = fleet.region.request(further=2)
+    fleet.region.desert(response_id)
+    fleet.region.desert(response_id)
+    return fleet, response_id
+
+
+@pytest.mark.parametrize("is_finished", [False, True], ids=["nobody has claimed it", "a former claim is finished"])
+def test_what_was_moved_twice_is_answered_from_its_last_record_whichever_comes_first(is_finished: bool) -> None:
+    fleet, response_id = moved_twice()
+    if is_finished:
+        for move in (0, 1):
+            fleet.region.claims.claim("z", AskClaim(response_id, f"att_z{move}", move=move), fleet.region.now_ms)
+            fleet.region.claims.finish("z", FinishClaim(response_id, move=move))
+    fleet.run(2_000)
+    assert fleet.region.terminal(response_id) is EndingCode.COMPLETED
+    check(fleet.region)
+
+
+def test_what_runs_here_is_stopped_when_a_record_says_that_it_was_moved_on() -> None:
+    fleet = Fleet("a")
+    response_id = fleet.region.request(further=1, max_tokens=400)
+    fleet.run(20)
+    fleet.region.voids_are_late = True
+    fleet.region.desert(response_id)
+    fleet.run(200)
+    [former, _] = fleet.all[0].submitted
+    assert fleet.all[0].aborted == [former]
+    fleet.settle()
+    check(fleet.region)
+    assert fleet.region.terminal(response_id) is EndingCode.COMPLETED
+
+
+def test_what_has_failed_here_is_begun_when_it_comes_back_and_its_old_record_is_passed_over() -> None:
+    fleet = with_engine(Fleet("a"), refuse_every=2)
+    fleet.region.request(max_tokens=2)
+    response_id = fleet.region.request(further=1)
+    fleet.settle()
+    assert [ending.move for ending in endings(fleet)] == [0]
+    assert fleet.region.terminal(response_id) is EndingCode.COMPLETED
+    fences = len(fleet.region.records(TOPICS.generated.name, Fence, GENERATED))
+    fleet.region.put(fleet.region.records_of[response_id][0], 0)
+    fleet.run(1_000)
+    assert len(fleet.region.records(TOPICS.generated.name, Fence, GENERATED)) == fences
+    check(fleet.region)
+
+
+def test_a_cancel_of_what_was_moved_on_is_not_forgotten() -> None:
+    fleet = Fleet("a")
+    response_id = fleet.region.request(further=1, max_tokens=400)
+    fleet.run(20)
+    fleet.region.moves_are_late = True
+    fleet.region.desert(response_id)
+    fleet.all[0].core._works.by_response[response_id].cancelled = True
+    fleet.region.place()
+    fleet.run(200)
+    assert fleet.region.terminal(response_id) is EndingCode.CANCELLED
+
+
+def test_the_answer_to_a_look_up_of_a_former_place_is_nothing_to_the_next() -> None:
+    fleet = Fleet("a", max_running=1)
+    fleet.region.request(max_tokens=200)
+    fleet.run(200)
+    [worker] = fleet.all
+    worker.claims_are_late = True
+    waiting = fleet.region.request(further=1)
+    fleet.region.claims.claim("z", AskClaim(waiting, "att_z"), fleet.region.now_ms)
+    fleet.region.claims.finish("z", FinishClaim(waiting))
+    worker.step()
+    assert [each[0] for each in worker.claims_on_their_way] == [waiting]
+    fleet.region.desert(waiting)
+    late, worker.claims_on_their_way = worker.claims_on_their_way, []
+    worker.step()
+    for told_id, attempt_id, claim, move in late:
+        worker.core.claimed(told_id, attempt_id, claim, fleet.region.now_ms, move)
+    worker.claims_are_late = False
+    fleet.settle()
+    check(fleet.region)
+    assert fleet.region.terminal(waiting) is EndingCode.COMPLETED
 
 
 def test_what_is_finished_at_one_place_is_claimed_at_the_next() -> None:

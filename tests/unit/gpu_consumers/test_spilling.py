@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from gpu_consumers.core.spilling import MAX_SPILLS, SKEW, TOKENS_PER_TURN, Candidate, Spill, Spilling
 from schemas.request import LANES, Lane
-from schemas.worker import LaneQueue, WorkerState
+from schemas.worker import EngineFailing, LaneQueue, WorkerState
 
 NOW_MS = 1_000_000
 LEASE_MS = 4_000
@@ -99,6 +99,40 @@ def test_who_was_just_added_is_taken_to_be_as_fast_as_the_others() -> None:
     spills = planned(pool((60, 10), (60, 10), (0, None)), of(60))
     assert {spill.worker_id for spill in spills} == {"w-3"}
     assert 10 <= len(spills) <= 25
+
+
+FAILING = EngineFailing(until_ms=NOW_MS + 60_000, failed=10, attempts=10)
+
+
+def test_to_an_engine_that_fails_nothing_goes_however_little_waits_there() -> None:
+    spilling = pool((60, 10), (20, 10))
+    hears(spilling, "w-3", 0, 10, running=0, failing=FAILING)
+    assert {spill.worker_id for spill in planned(spilling, of(60))} == {"w-2"}
+    alone = pool((60, 10))
+    hears(alone, "w-2", 0, 10, running=0, failing=FAILING)
+    assert not planned(alone, of(60))
+
+
+def test_what_waits_for_an_engine_that_fails_goes_to_who_has_room_however_fast_it_failed() -> None:
+    spilling = Spilling("w-1", "pool", 1_000)
+    hears(spilling, "w-1", 20, 10, failing=FAILING)
+    hears(spilling, "w-2", 20, 10)
+    spills = planned(spilling, of(20))
+    assert {spill.worker_id for spill in spills} == {"w-2"}
+    assert len(spills) == 20
+    alone = Spilling("w-1", "pool", 1_000)
+    hears(alone, "w-1", 20, 10, failing=FAILING)
+    hears(alone, "w-2", 0, 10, running=0, failing=FAILING)
+    assert not planned(alone, of(20)), "there is nobody else"
+
+
+def test_how_fast_an_engine_fails_says_nothing_of_who_was_just_added() -> None:
+    def rooms(failed_per_s: int) -> int:
+        spilling = pool((60, 2), (0, None))
+        hears(spilling, "w-3", 40, failed_per_s, failing=FAILING)
+        return len(planned(spilling, of(60)))
+
+    assert rooms(2) == rooms(100) > 0
 
 
 def test_who_does_not_know_its_own_speed_gives_nothing() -> None:

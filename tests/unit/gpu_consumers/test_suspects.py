@@ -30,13 +30,13 @@ def in_engine(worker: Worker) -> set[str]:
     return set() if worker.engine is None else set(worker.engine._requests)
 
 
+def endings_of(fleet: Fleet, response_id: str) -> list[Ending]:
+    found: list[Ending] = fleet.region.records(TOPICS.generated.name, Ending, GENERATED)
+    return [ending for ending in found if ending.response_id == response_id]
+
+
 def ending_of(fleet: Fleet, response_id: str) -> Ending:
-    [ending] = [
-        ending
-        for ending in fleet.region.records(TOPICS.generated.name, Ending, GENERATED)
-        if ending.response_id == response_id
-    ]
-    assert isinstance(ending, Ending)
+    [ending] = endings_of(fleet, response_id)
     return ending
 
 
@@ -63,6 +63,54 @@ def test_who_was_in_an_engine_that_died_enters_alone_and_takes_no_answer_with_it
     assert {fleet.region.terminal(each) for each in (*answers, *later)} == {EndingCode.COMPLETED}
     assert worker.deaths == MAX_LOSSES
     assert worker.killed_with == [3, 0, 0]
+
+
+def test_what_was_lost_twice_in_other_pools_enters_alone_and_is_tried_once_more() -> None:
+    fleet = Fleet("a", max_running=8)
+    [worker] = fleet.all
+    answers = [fleet.region.request(max_tokens=60) for _ in range(3)]
+    fleet.run(200)
+    killer = fleet.poison(fleet.region.request(moved=True, losses=2))
+    fleet.settle()
+    assert {fleet.region.terminal(each) for each in answers} == {EndingCode.COMPLETED}
+    assert (worker.deaths, worker.killed_with) == (1, [0])
+    ending = [each for each in endings_of(fleet, killer) if each.move == 1]
+    assert [(each.code, each.elsewhere) for each in ending] == [(EndingCode.ENGINE_FAILED, False)]
+    assert "3 times" in ending[0].message
+
+
+def test_what_was_lost_three_times_in_other_pools_enters_no_engine_and_holds_nobody_up() -> None:
+    fleet = Fleet("a", max_running=8)
+    [worker] = fleet.all
+    running = fleet.region.request(max_tokens=200)
+    fleet.run(200)
+    killer = fleet.poison(fleet.region.request(moved=True, losses=3))
+    fleet.run(100)
+    assert fleet.region.terminal(running) is None
+    assert fleet.region.terminal(killer) is EndingCode.ENGINE_FAILED
+    assert (worker.deaths, entered(fleet, killer)) == (0, 0)
+
+
+@pytest.mark.parametrize(("losses", "deaths"), [(0, 3), (1, 2), (2, 1)])
+def test_workers_that_are_lost_here_are_counted_with_those_elsewhere(losses: int, deaths: int) -> None:
+    fleet = Fleet("a")
+    killer = fleet.poison(fleet.region.request(moved=True, losses=losses), kills_worker=True)
+    fleet.settle("abc")
+    assert entered(fleet, killer) == deaths
+    assert fleet.region.terminal(killer) is EndingCode.ENGINE_FAILED
+
+
+def test_who_was_suspected_elsewhere_and_is_harmless_is_answered_in_full() -> None:
+    fleet = Fleet("a")
+    suspect = fleet.region.request(moved=True, losses=2, max_tokens=60)
+    fleet.run_until_told(suspect, 5)
+    for worker in "abc":
+        fleet.crash(worker)
+        fleet.start(worker)
+        fleet.run(LEASE_MS + 1_000)
+    fleet.settle("abc")
+    check(fleet.region)
+    assert fleet.region.terminal(suspect) is EndingCode.COMPLETED
 
 
 def test_the_innocent_of_an_engines_death_are_answered_in_full() -> None:

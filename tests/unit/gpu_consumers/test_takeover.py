@@ -68,6 +68,19 @@ def test_accepted_tokens_mean_interrupted() -> None:
     assert decide(OPENED, fence("old", "fresh"), frame("old", 1, 3), fence("mine")) == "interrupted"
 
 
+def test_it_is_told_whether_another_model_has_said_what_is_accepted() -> None:
+    def is_foreign(model: str, *between: Fence) -> bool:
+        began = fence("old", "fresh").model_copy(update={"model": model})
+        mine = fence("mine").model_copy(update={"model": "m"})
+        return read_back(OPENED, began, frame("old", 1, 3), *between, mine).is_foreign
+
+    silent = fence("silent").model_copy(update={"model": "smaller"})
+    assert is_foreign("smaller")
+    assert is_foreign("smaller", fence("silent").model_copy(update={"model": "m"}))
+    assert not is_foreign("m", silent), "that one has said nothing"
+    assert not is_foreign("", silent), "fences of older releases name none"
+
+
 def test_all_choices_are_read_back_also_from_behind_opened() -> None:
     begun, mine, half = fence("old", "fresh"), fence("mine"), frame("old", 1, 3, "stop")
     assert decide(begun, mine, choices=2) == "generate"

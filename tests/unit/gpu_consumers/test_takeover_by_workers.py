@@ -243,8 +243,8 @@ def test_what_was_to_begin_when_its_worker_is_stopped_begins_elsewhere() -> None
     leaving = fleet.workers.pop("a")
     leaving.core.drain()
     leaving.lanes.close()
-    for answer in leaving.claims_on_their_way:
-        leaving.core.claimed(*answer, fleet.region.now_ms)
+    for told_id, attempt_id, claim, move in leaving.claims_on_their_way:
+        leaving.core.claimed(told_id, attempt_id, claim, fleet.region.now_ms, move)
     leaving._run_effects()
     assert not leaving.submitted
     fleet.start("b")

@@ -13,6 +13,8 @@ from tests.unit.gpu_consumers.fleet import LEASE_MS, TOPICS, Fleet, check
 
 COPY_FAULTS = ("", "dies", "dies once told", "told as lost", "told late")
 """Of a worker that gives requests to the other."""
+FURTHER = 2
+"""Places of a response, behind its first: so records of three moves may come in any order."""
 
 ACTIONS = st.one_of(
     st.tuples(st.just("request"), st.sampled_from(LANES), st.integers(2, 30)),
@@ -20,6 +22,10 @@ ACTIONS = st.one_of(
     st.tuples(st.just("backlog"), st.integers(0, 1), st.integers(10, 30)),
     st.tuples(st.just("slow"), st.sampled_from("ab"), st.sampled_from([1, 20])),
     st.tuples(st.just("copies"), st.sampled_from("ab"), st.sampled_from(COPY_FAULTS)),
+    st.tuples(st.just("refuses"), st.sampled_from("ab"), st.just(0)),
+    st.tuples(st.just("deserted"), st.integers(0, 9), st.just(0)),
+    st.tuples(st.just("moves_are_late"), st.just(0), st.integers(0, 1)),
+    st.tuples(st.just("put_again"), st.integers(0, 9), st.integers(0, 5)),
     st.tuples(st.just("cancel"), st.integers(0, 9), st.just(0)),
     st.tuples(st.just("poison"), st.integers(0, 9), st.integers(0, 1)),
     st.tuples(st.just("run"), st.sampled_from([20, 100, 400, 3_000]), st.just(0)),
@@ -48,12 +54,21 @@ def play(script: list[tuple[Any, ...]], fleet: Fleet) -> None:
     for what, which, size in script:
         worker = fleet.workers.get(str(which))
         if what == "request":
-            region.request(which, max_tokens=size, partition=size % 2)
+            region.request(which, max_tokens=size, partition=size % 2, further=FURTHER)
         elif what == "several":
-            region.request(which, max_tokens=5 + size, partition=size % 2, choices=size)
+            region.request(which, max_tokens=5 + size, partition=size % 2, choices=size, further=FURTHER)
         elif what == "backlog":
             for _ in range(size):
                 region.request(partition=which)
+        elif what == "deserted" and which < len(region.requests):
+            region.desert(list(region.requests)[which])
+        elif what == "moves_are_late":
+            region.moves_are_late = True
+            if not size:
+                region.place()
+        elif what == "put_again" and which < len(region.requests):
+            records = list(region.records_of.values())[which]
+            region.put(records[size // 2 % len(records)], size % 2)
         elif what == "cancel" and which < len(region.requests):
             region.cancel(list(region.requests)[which])
         elif what == "poison" and which < len(region.requests):
@@ -83,6 +98,8 @@ def play(script: list[tuple[Any, ...]], fleet: Fleet) -> None:
             region.claims, region.claims_lost = ClaimTable(LEASE_MS), True
         elif worker is None:
             continue
+        elif what == "refuses":
+            fleet.refuse(worker)
         elif what == "crash_at_effect":
             worker.dies_after = size
         elif what == "slow":
@@ -118,6 +135,7 @@ def play_to_the_end(script: list[tuple[Any, ...]], fleet: Fleet) -> None:
     play(script, fleet)
     fleet.region.claims_up = True
     fleet.region.say_voids()
+    fleet.region.place()
     for worker in fleet.workers.values():
         worker.engine_starts, worker.slower = True, 1
         worker.tell_copies()
@@ -165,6 +183,14 @@ def play_to_the_end(script: list[tuple[Any, ...]], fleet: Fleet) -> None:
         ("run", 3_000, 0), ("copies", "b", ""),
     ],
     1,
+)  # fmt: skip
+@example(
+    # Of three places the records of the first two come late, and the first once more behind all of them.
+    [
+        ("request", Lane.STANDARD, 20), ("deserted", 0, 0), ("deserted", 0, 0), ("put_again", 0, 0), ("run", 400, 0),
+        ("request", Lane.STANDARD, 5), ("run", 20, 0), ("refuses", "a", 0), ("refuses", "b", 0), ("put_again", 1, 1),
+    ],
+    4,
 )  # fmt: skip
 def test_whatever_fails_nothing_is_lost_and_nothing_is_said_twice(
     script: list[tuple[Any, ...]], max_running: int

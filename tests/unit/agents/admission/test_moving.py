@@ -395,3 +395,9 @@ async def test_a_reader_that_failed_is_closed_and_the_next_read_has_a_new_one(mo
     assert await reader.read(place) == b"one"
     assert len(made) == 2
     reader.close()
+
+
+async def test_what_was_lost_with_its_workers_says_so_where_it_goes(world: World) -> None:
+    move = move_of(await opened(world))
+    await moved(world, move.model_copy(update={"attempts": 2}))
+    assert work(world, "spare").losses == 2

@@ -356,3 +356,19 @@ def test_it_is_moved_on_where_the_next_pool_dies_too(world: World) -> None:
     world.write(promised(), fence("r1"), failed(), fenced(1, "att_2", "spare"))
     wait(world, member, 15_000, ("worker-5", "small"), ("worker-1", "sim"))
     assert [each.tried for each in moves(world)] == [["sim"], ["sim", "spare"]]
+
+
+def test_a_move_says_how_many_attempts_were_lost_without_those_that_their_worker_ended(world: World) -> None:
+    """What may have killed them is tried alone where it goes."""
+    deserted = failed(attempt="att_2", by="post-safety")
+    world.write(promised(), fence("r1"), fence("r1", "att_2"), deserted)
+    world.write(fenced(1, "att_3", "spare"), failed(attempt="att_3", move=1))
+    run(world, Member(world))
+    first, second = moves(world)
+    assert (first.attempts, second.attempts) == (2, 2)
+    world = World()
+    world.write(promised(), fence("r1"), failed())
+    run(world, Member(world))
+    [move] = moves(world)
+    assert move.attempts == 0
+    assert b"attempts" not in move.encode(), "what an older release would not write is left out"

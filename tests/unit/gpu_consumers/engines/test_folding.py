@@ -127,6 +127,17 @@ def test_a_parser_that_fails_ends_its_request_alone() -> None:
     assert both.take_stopped() == [("fails", None)]
 
 
+def test_what_other_parsers_have_begun_is_not_continued_and_that_is_no_failure_of_the_engine() -> None:
+    folding = Folding(ParserNames(), lambda: 0.0)
+    said_more = Accepted([[ord("a")]], [5], frozenset())
+    request = EngineRequest("r", [1], Sampling(), 99, accepted=said_more)
+    folding.begin(request, partial(fold, [0.0], 0.0))
+    folding.put("r", step("b"))
+    [failed] = folding.turn()
+    assert (failed.error, failed.is_not_continued) == ("it was begun by other parsers", True)
+    assert folding.take_stopped() == [("r", None)]
+
+
 def test_how_a_parser_fails_is_logged_once_without_what_was_said() -> None:
     both = folding(fails=0.0, too=0.0)
     both.put("fails", step("!"))
