@@ -109,10 +109,8 @@ class Attempts:
                 self.forget(work)
 
     def leave(self, work: Work) -> None:
-        """Its last source was revoked. Unstarted work is forgotten, started work goes on.
-
-        What waits for an engine that is away, or that takes nothing more, is given back: its next reader has one, or
-        waits as well.
+        """Its last source was revoked. Unstarted work is forgotten, started work goes on. What waits for an engine that
+        is away, or that takes nothing more, is given back: its next reader has one, or waits as well.
         """
         if self._slots.is_looked_up(work.response_id):
             return

@@ -361,9 +361,11 @@ def test_it_is_moved_on_where_the_next_pool_dies_too(world: World) -> None:
 def test_a_move_says_how_many_attempts_were_lost_without_those_that_their_worker_ended(world: World) -> None:
     """What may have killed them is tried alone where it goes."""
     deserted = failed(attempt="att_2", by="post-safety")
+    member = Member(world)
     world.write(promised(), fence("r1"), fence("r1", "att_2"), deserted)
+    run(world, member)
     world.write(fenced(1, "att_3", "spare"), failed(attempt="att_3", move=1))
-    run(world, Member(world))
+    run(world, member)
     first, second = moves(world)
     assert (first.attempts, second.attempts) == (2, 2)
     world = World()
