@@ -203,7 +203,8 @@ class Log:
                 self.requested.setdefault(value["response_id"], []).append(value)
             case "lane", _:
                 self.admitted.setdefault(value["response_id"], value)
-                self._stands(value["response_id"], record, f"{value['pool']}/{value['lane']}/")
+                if not value.get("spills"):  # what a worker has given away stands where admission has not put it
+                    self._stands(value["response_id"], record, f"{value['pool']}/{value['lane']}/")
             case "generated", _:
                 self._generated(record)
             case "responses", "release":

@@ -324,6 +324,13 @@ def test_a_job_that_nobody_acknowledged_may_have_a_result_or_none() -> None:
         assert (verdict.violations, verdict.counts["jobs"], verdict.refused["job: timeout"]) == ([], 0, 1)
 
 
+def test_what_a_worker_gave_away_may_stand_in_another_place_of_its_lane() -> None:
+    history = whole()
+    lane = next(each for each in history.records if each.topic == "lane")
+    history.records.append(lane._replace(partition=3, offset=77, value={**lane.value, "spills": 1}))
+    assert history.verdict().violations == []
+
+
 def test_what_its_client_cancels_may_end_so() -> None:
     history = whole()
     ended(history, "cancelled", billable=True)
