@@ -14,6 +14,7 @@ PoolName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,47}$"
 TenantId = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,47}$")]
 Tier = Literal["free", "paid", "premium"]
 TIERS: tuple[Tier, ...] = get_args(Tier)
+LOWEST_TIER = TIERS[0]
 FALLS_BACK: dict[Tier, bool] = {"free": True, "paid": False, "premium": False}
 """Whether a smaller model may answer in the place of the one that was asked for, unless a tenant says otherwise."""
 MAX_OUTPUT_DENY_CHARS = 500_000

@@ -15,6 +15,7 @@ from typing import Final, Generic, Literal, NamedTuple, TypeVar
 
 from agents.admission.routing import Load, QueueBound
 from agents.admission.turns import FairOrder, is_others_turn, whose_turn
+from streams import directory
 from streams.directory import Tier
 
 T = TypeVar("T")
@@ -27,9 +28,9 @@ waits there, or nobody.
 Room = Callable[[str, Need], bool]
 """Whether a pool of this model has it."""
 
-TIERS: Final[tuple[Tier, ...]] = ("premium", "paid", "free")
+TIERS: Final = tuple(reversed(directory.TIERS))
 """In the order in which they begin."""
-LOWEST: Final = TIERS[-1]
+LOWEST: Final = directory.LOWEST_TIER
 BEHIND_MS: Final = 5_000
 """A record that is older than this was not read in its time: gateways wait so long for an answer to a request."""
 LOOK_AHEAD: Final = 2_000

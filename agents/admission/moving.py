@@ -14,8 +14,8 @@ from typing import Annotated
 from pydantic import Field, TypeAdapter
 
 from agents.admission.fallback import answered_by, smaller_of, stand_in
-from agents.admission.route_plan import Looked, Option, next_place, takes
-from agents.admission.routing import choose
+from agents.admission.placing import option_of, route_in
+from agents.admission.route_plan import Looked, next_place, takes
 from agents.admission.services import Services
 from agents.admission.validation import ask_of, readmitted, unsupported_by
 from agents.quota.limits import limits_of
@@ -102,13 +102,13 @@ async def _chosen(
     left = [name for name in move.opened.further if name not in move.tried]
     deserted = move.tried[-1] if move.tried and move.failed.code is EndingCode.UNAVAILABLE else None
     answers = await _answers(move, admission, [*left, *([] if deserted is None else [deserted])], services)
-    options = [_option(answer, [name for name in names if name in left], services) for answer, names in answers]
+    options = [option_of(answer, [name for name in names if name in left], services) for answer, names in answers]
     if (found := next_place(options, services.queue_bound)) is not None:
         index, at = found
         return answers[index][0], _route_of(move, answers[index][0], at, services)
     for answer, names in answers:
         if deserted in names:
-            [at] = _option(answer, [deserted], services).pools
+            [at] = option_of(answer, [deserted], services).pools
             return answer, _route_of(move, answer, at, services)
     return None
 
@@ -134,19 +134,9 @@ def _instead_of(model: Model, answer: Admission, move: Move) -> Admission:
     return answer.model_copy(update={"fallback": Fallback(asked=model.name, reason=reason)})
 
 
-def _option(answer: Admission, names: list[str], services: Services) -> Option:
-    tenant_id, now_ms = answer.scope.tenant_id, services.clock_ms()
-    pools = [Looked(services.catalog.pool(name), services.workers.live(name, now_ms, tenant_id)) for name in names]
-    return Option(pools, ask_of(answer, services.directory.tenant(tenant_id)))
-
-
 def _route_of(move: Move, answer: Admission, at: Looked, services: Services) -> Decision:
     """In a partition of a worker's lane, of which it keeps its own, as of the partition of `generated`."""
-    counts = services.topics.counts
-    route = choose(
-        at.loads, move.opened.lane, answer.response_id, lane_partitions=counts.lane,
-        generated_partitions=counts.generated, cache_id=answer.cache_id, excess=services.prefix_load_excess,
-    )  # fmt: skip
+    route = route_in(at.loads, move.opened.lane, answer, services)
     return Decision(
         pool=at.pool.name,
         lane=move.opened.lane,

@@ -10,12 +10,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from agents.admission.routing import LEAST_WAIT_MS, Load, QueueBound, drain_ms, is_long, overloaded, slot_wait_ms
+from agents.admission.routing import (
+    LEAST_WAIT_MS,
+    Load,
+    QueueBound,
+    drain_ms,
+    has_free_slot,
+    is_long,
+    overloaded,
+    slot_wait_ms,
+)
 from schemas.fallback import FallbackReason
 from schemas.request import LANES, Lane
-from streams.directory import TIERS, Model, Pool, PoolWeights, Tier
+from streams.directory import LOWEST_TIER, Model, Pool, PoolWeights, Tier
 
-LOWEST_TIER: Tier = TIERS[0]
 Standing = Literal["room", "overloaded", "failing", "no_worker"]
 """Of the pools of one model, for one request. Where no worker lives nobody knows their queues: it may wait there. Where
 the engines of all that live fail request after request it would fail too.
@@ -94,12 +102,7 @@ def _of_model(option: Option, bound: QueueBound) -> Plan:
     fit = [looked for looked in option.pools if takes(looked.pool, option.ask)] or option.pools[:1]
     live = [looked for looked in fit if looked.loads]
     sound = [each for each in map(_sound, live) if each.loads]
-    with_room = [
-        looked
-        for looked in sound
-        if not overloaded(looked.loads, option.ask.lane, bound) and _lets_in(looked.pool, looked.loads, option.ask.tier)
-    ]
-    if with_room:
+    if with_room := [looked for looked in sound if _has_room(looked, option.ask, bound)]:
         pool, loads = min(with_room, key=lambda looked: _weight(looked, option.weights))
         return Plan(pool.name, loads, "room", is_lowered=_gives_way(loads, option.ask, bound))
     if sound:
@@ -127,8 +130,7 @@ def next_place(options: Sequence[Option], bound: QueueBound) -> tuple[int, Looke
         if takes(looked.pool, option.ask) and (sound := _sound(looked)).loads
     ]
     for index, looked in fit:
-        ask = options[index].ask
-        if not overloaded(looked.loads, ask.lane, bound) and _lets_in(looked.pool, looked.loads, ask.tier):
+        if _has_room(looked, options[index].ask, bound):
             return index, looked
     return fit[0] if fit else None
 
@@ -143,14 +145,14 @@ def _gives_way(loads: Sequence[Load], ask: Ask, bound: QueueBound) -> bool:
         ask.tier == LOWEST_TIER
         and ask.lane != LANES[-1]
         and is_long(loads, ask.lane, bound)
-        and any(load.state.lane_partitions.get(LANES[-1]) and load.state.home_partitions for load in loads)
+        and any(load.serves(LANES[-1]) for load in loads)
     )
 
 
-def _lets_in(pool: Pool, loads: Sequence[Load], tier: Tier) -> bool:
-    return tier in pool.queues_for or any(
-        load.state.running + load.queued_answers < load.state.max_running for load in loads
-    )
+def _has_room(looked: Looked, ask: Ask, bound: QueueBound) -> bool:
+    if overloaded(looked.loads, ask.lane, bound):
+        return False
+    return ask.tier in looked.pool.queues_for or has_free_slot(looked.loads)
 
 
 def takes(pool: Pool, ask: Ask) -> bool:

@@ -80,6 +80,10 @@ class Load:
     def queued_answers(self) -> int:
         return self.state.waiting + self.routed_answers
 
+    def serves(self, lane: Lane) -> bool:
+        """Whether what is routed to it in that lane has a partition of it there, and one to be written to."""
+        return bool(self.state.lane_partitions.get(lane) and self.state.home_partitions)
+
     def standing(self, lane: Lane) -> Standing:
         """Among the workers that could take a request of this lane.
 
@@ -309,7 +313,7 @@ def choose(
     Without such a worker the partitions follow from the response id alone: the work waits there for whoever comes. Not
     where a worker is held up: whatever comes there waits for one long answer.
     """
-    fit = [load for load in loads if load.state.lane_partitions.get(lane) and load.state.home_partitions]
+    fit = [load for load in loads if load.serves(lane)]
     if not fit:
         held_up = {partition for load in loads for partition in load.state.held_up.get(lane, ())}
         unread = [partition for partition in range(lane_partitions) if partition not in held_up]
@@ -369,9 +373,13 @@ def drain_ms(loads: Sequence[Load]) -> int:
     return max(_queue_ms(loads, QUEUE_TO_EMPTY), LEAST_WAIT_MS)
 
 
+def has_free_slot(loads: Sequence[Load]) -> bool:
+    return any(load.state.running + load.queued_answers < load.state.max_running for load in loads)
+
+
 def slot_wait_ms(loads: Sequence[Load]) -> int:
     """About how long one waits for a slot that comes now, of whatever lane; 0: one is free."""
-    if any(load.state.running + load.queued_answers < load.state.max_running for load in loads):
+    if has_free_slot(loads):
         return 0
     return _queue_ms(loads, 1.0)
 

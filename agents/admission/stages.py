@@ -27,11 +27,12 @@ from dataclasses import dataclass, replace
 
 from agents.admission.fallback import answered_by, as_decided, smaller_of, stand_in
 from agents.admission.moving import further_places
+from agents.admission.placing import option_of, route_in
 from agents.admission.refusals import DEADLINE_PASSED, TENANT_GONE, UNAVAILABLE, Origin, Refused
-from agents.admission.route_plan import Looked, Option, Plan, plan
-from agents.admission.routing import Weight, choose
+from agents.admission.route_plan import Option, Plan, plan
+from agents.admission.routing import Weight
 from agents.admission.services import Services
-from agents.admission.validation import ask_of, may_wait, size_of, validation, work_chars
+from agents.admission.validation import may_wait, size_of, validation, work_chars
 from agents.quota.limits import limits_of
 from agents.quota.store import Decided, Finished, NotYet, Outcome, Refunded, Refusal, Reserved
 from agents.safety.phrases import Match, PhraseSet
@@ -44,7 +45,7 @@ from schemas.request import LANES, Lane, Request
 from schemas.vectors import weight_tokens
 from schemas.verdict import Verdict
 from streams.brownout import Degraded
-from streams.directory import PoolWeights, pools_for
+from streams.directory import pools_for
 from streams.prompt_texts import texts_of_messages, texts_of_tools
 from streams.topics import Topics
 
@@ -71,16 +72,11 @@ def _full(admission: Admission, at: Plan, services: Services) -> Refusal:
 
 def _option(admission: Admission, services: Services, *, also_asking: bool = False) -> Option:
     """The pools of its model as they stand now; for a job those that take some, where there are such."""
-    tenant_id, now_ms = admission.scope.tenant_id, services.clock_ms()
-    tenant, model = services.directory.tenant(tenant_id), services.catalog.model(admission.model)
+    model = services.catalog.model(admission.model)
     names = [admission.pool] if model is None else model.pools
     if may_wait(admission.request):
         names = [name for name in names if not _degraded(admission, name, services).takes_no_jobs] or names
-    pools = [
-        Looked(services.catalog.pool(name), services.workers.live(name, now_ms, tenant_id, also_asking=also_asking))
-        for name in names
-    ]
-    return Option(pools, ask_of(admission, tenant), PoolWeights() if model is None else model.weights)
+    return option_of(admission, names, services, also_asking=also_asking)
 
 
 async def room(admission: Admission, services: Services) -> StageResult | NotYet:
@@ -350,12 +346,8 @@ async def _answered(admission: Admission, services: Services) -> tuple[Admission
 
 def _route(admission: Admission, at: Plan, services: Services) -> Decision:
     """A worker's partitions."""
-    counts = services.topics.counts
     lane = LANES[-1] if at.is_lowered else admission.lane
-    route = choose(
-        at.loads, lane, admission.response_id, lane_partitions=counts.lane,
-        generated_partitions=counts.generated, cache_id=admission.cache_id, excess=services.prefix_load_excess,
-    )  # fmt: skip
+    route = route_in(at.loads, lane, admission, services)
     return Decision(
         pool=at.pool,
         lane=lane,
