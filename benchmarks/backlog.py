@@ -98,8 +98,7 @@ class Endings:
     """Every terminal, read as it comes."""
 
     def __init__(self, consumer: LogConsumer, topic: str) -> None:
-        partitions = consumer.partitions(topic)
-        consumer.assign({partition: consumer.watermarks(partition)[1] for partition in partitions})
+        consumer.assign(consumer.ends(consumer.partitions(topic)))
         self._consumer = consumer
         self.codes: dict[str, list[EndingCode]] = {}
 
@@ -112,16 +111,8 @@ class Endings:
 
 def _admitted(stack: Stack) -> list[LogRecord]:
     """Of all lanes, in the order in which they were written."""
-    settings = stack.plan.settings
-    with closing(KafkaConsumer(settings.kafka, None, "bench-lanes")) as consumer:
-        topics = [settings.topics.lane("default", lane).name for lane in LANES]
-        ends = {p: consumer.watermarks(p) for topic in topics for p in consumer.partitions(topic)}
-        consumer.assign({partition: first for partition, (first, _) in ends.items()})
-        records: list[LogRecord] = []
-        total = sum(last - first for first, last in ends.values())
-        deadline_s = time.monotonic() + 120
-        while len(records) < total and time.monotonic() < deadline_s:
-            records += consumer.poll(5_000, 0.2)
+    lanes = (stack.plan.settings.topics.lane("default", lane).name for lane in LANES)
+    records = (record for lane in lanes for record in records_of(stack, lane, 120))
     return sorted(records, key=lambda record: record.timestamp_ms)
 
 

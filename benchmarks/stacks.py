@@ -26,13 +26,13 @@ from deploy.local.kafka_broker import (
     bootstrap_of,
     cluster,
     copies_among,
-    format_command,
+    format_storage,
     run_command,
     write_properties,
 )
 from deploy.local.plan import Options
 from deploy.local.ports import free_ports as local_ports
-from deploy.local.runner import FORMAT_TIMEOUT_S, Stack
+from deploy.local.runner import Stack
 from deploy.local.supervisor import Guardian
 from deploy.tenants_file import write_tenants
 from streams.directory import Limits
@@ -78,7 +78,7 @@ def running_brokers(brokers: int) -> Iterator[KafkaSettings]:
         ])  # fmt: skip
         for node in nodes:
             write_properties(node)
-            subprocess.run(format_command(node), check=True, timeout=FORMAT_TIMEOUT_S, capture_output=True)  # noqa: S603
+            format_storage(node)
             quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
             held.enter_context(process_group(run_command(node), os.environ, **quiet))
         copies, min_insync = copies_among(brokers)

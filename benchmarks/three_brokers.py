@@ -60,7 +60,7 @@ def _hop(settings: KafkaSettings, seconds: float, rng: random.Random) -> Hop:
     written_s: dict[bytes, float] = {}
     stopping = threading.Event()
     with closing(KafkaConsumer(settings, None, "hop-reader")) as reader:
-        reader.assign({place: reader.watermarks(place)[1] for place in reader.partitions(TOPIC.name)})
+        reader.assign(reader.ends(reader.partitions(TOPIC.name)))
 
         def read() -> None:
             while len(hop.read_s) < count and not stopping.is_set():

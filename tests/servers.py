@@ -18,7 +18,7 @@ from deploy.local.kafka_broker import (
     bootstrap_of,
     cluster,
     copies_among,
-    format_command,
+    format_storage,
     run_command,
     write_properties,
 )
@@ -83,7 +83,7 @@ def new_kafka_node(directory: Path, libs: Path) -> KafkaNode:
 
 def _formatted(node: KafkaNode) -> KafkaNode:
     write_properties(node)
-    subprocess.run(format_command(node), check=True, timeout=60, capture_output=True)
+    format_storage(node)
     return node
 
 
@@ -99,28 +99,29 @@ def new_kafka_cluster(directory: Path, libs: Path, brokers: int) -> list[KafkaNo
 
 @contextmanager
 def running_cluster(nodes: Sequence[KafkaNode]) -> Iterator[tuple[KafkaSettings, list[subprocess.Popen[bytes]]]]:
-    """Runs them until each knows of all, and kills them at the end. Topics have as many copies as there are nodes."""
+    """Runs them until each knows of all, and kills them at the end. Consumers' sessions are short."""
     copies, min_insync = copies_among(len(nodes))
     settings = KafkaSettings(
         bootstrap=bootstrap_of(nodes), session_timeout_ms=1_000, replication_factor=copies,
         min_insync_replicas=min_insync,
     )  # fmt: skip
     with ExitStack() as held:
-        processes = [held.enter_context(server(run_command(node), node.directory / "output.log")) for node in nodes]
-        wait_for_brokers(settings, 120, len(nodes))
+        outputs = [node.directory / "output.log" for node in nodes]
+        processes = [
+            held.enter_context(server(run_command(node), output)) for node, output in zip(nodes, outputs, strict=True)
+        ]
+        try:
+            wait_for_brokers(settings, 120, len(nodes))
+        except TimeoutError as error:
+            said = "\n".join(output.read_text()[-4_000:] for output in outputs)
+            raise RuntimeError(f"a broker did not start:\n{said}") from error
         yield settings, processes
 
 
 @contextmanager
 def running(node: KafkaNode) -> Iterator[tuple[KafkaSettings, subprocess.Popen[bytes]]]:
-    """Runs a node until it answers, and kills it at the end. Consumers' sessions are short."""
-    settings = KafkaSettings(bootstrap=node.bootstrap, session_timeout_ms=1_000)
-    output = node.directory / "output.log"
-    with server(run_command(node), output) as process:
-        try:
-            wait_for_brokers(settings, timeout_s=120)
-        except TimeoutError as error:
-            raise RuntimeError(f"the broker did not start:\n{output.read_text()[-4_000:]}") from error
+    """A node alone."""
+    with running_cluster([node]) as (settings, [process]):
         yield settings, process
 
 

@@ -16,8 +16,9 @@ from deploy.cli.banner import banner
 from deploy.cli.overview import status_of
 from deploy.cli.progress import Progress, wait_ready
 from deploy.local.data_folder import DataFolder, RunRecord
+from deploy.local.kafka_broker import FORMAT_TIMEOUT_S
 from deploy.local.plan import EMBEDDINGS, INFRASTRUCTURE_TIMEOUT_S, PYTHON, SMALL, Options
-from deploy.local.runner import FORMAT_TIMEOUT_S, Stack, StartInterrupted
+from deploy.local.runner import Stack, StartInterrupted
 from deploy.local.supervision import State
 from deploy.paths import DEFAULT_DATA
 from streams.stop_signals import on_signals

@@ -1,9 +1,10 @@
 """Local Kafka nodes (KRaft), one alone or several as a cluster: their settings and their commands.
 
-The order for a runner, for each node: `write_properties`; run `format_command` unless `is_formatted`; keep
+The order for a runner, for each node: `write_properties`; `format_storage` unless `is_formatted`; keep
 `run_command` alive. Stop it with SIGTERM. A killed node comes back with its data: run `run_command` again.
 """
 
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ ADMIN = "admin"
 """A secured node's own name, which may do everything."""
 CLIENTS, CONTROLLER = "CLIENTS", "CONTROLLER"
 """The node's listeners."""
+FORMAT_TIMEOUT_S = 60.0
 HEAP_MB, HEAP_OF_SEVERAL_MB = 384, 256
 """Of one node: alone, or beside others on the same machine, of which each is asked less."""
 
@@ -185,7 +187,13 @@ def _log_directory(of_node: Path) -> Path:
     return of_node / "data"
 
 
-def format_command(node: KafkaNode, cluster_id: str = "c2x1aWNlLWxvY2FsLTAwMQ") -> list[str]:
+def format_storage(node: KafkaNode) -> None:
+    """Raises FileNotFoundError without Java, CalledProcessError with what it said, and TimeoutExpired."""
+    command = _format_command(node)
+    subprocess.run(command, check=True, timeout=FORMAT_TIMEOUT_S, capture_output=True, text=True)  # noqa: S603
+
+
+def _format_command(node: KafkaNode, cluster_id: str = "c2x1aWNlLWxvY2FsLTAwMQ") -> list[str]:
     """Prepares an empty data directory; exits at once. `cluster_id` is 16 bytes in unpadded URL-safe base64."""
     arguments = ["format", "--ignore-formatted", "-t", cluster_id, "-c", str(node.properties_path)]
     # For a program of seconds the second compiler is not worth its profiles.

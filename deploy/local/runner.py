@@ -19,7 +19,7 @@ from deploy.local import guardian
 from deploy.local.data_folder import DataFolder, DataFolderError, Keys, ProcessRecord, RunRecord
 from deploy.local.first_run import provision_keys
 from deploy.local.folders import make_empty
-from deploy.local.kafka_broker import KafkaNode, format_command, is_formatted, write_properties
+from deploy.local.kafka_broker import KafkaNode, format_storage, is_formatted, write_properties
 from deploy.local.notifier import OnChange
 from deploy.local.plan import INFRASTRUCTURE_TIMEOUT_S, Options, Plan, make_plan, tenants_file_of
 from deploy.local.supervision import RestartPolicy
@@ -28,7 +28,6 @@ from streams.metadata.schema import migrate
 from streams.provisioning import provision, wait_for_brokers
 from streams.toml_directory import read_tenants
 
-FORMAT_TIMEOUT_S = 60.0
 BROKER_LOOK_S = 1.0
 KILL_NOTICED_TIMEOUT_S = 10.0
 
@@ -194,13 +193,11 @@ class Stack:
             return
         self._say(f"formatting the storage of {node.directory.name}")
         try:
-            done = subprocess.run(  # noqa: S603
-                format_command(node), capture_output=True, text=True, timeout=FORMAT_TIMEOUT_S, check=False
-            )
+            format_storage(node)
         except FileNotFoundError:
             raise SupervisorError("Java is missing; install it with: python3 -m deploy.install.bootstrap") from None
-        if done.returncode != 0:
-            raise SupervisorError(f"Kafka's storage could not be formatted\n{done.stdout}{done.stderr}")
+        except subprocess.CalledProcessError as error:
+            raise SupervisorError(f"Kafka's storage could not be formatted\n{error.stdout}{error.stderr}") from None
 
     def _save(self) -> None:
         if self._supervisor is None:

@@ -50,7 +50,7 @@ Deal = Callable[[Stack], Iterable[Fault]]
 @dataclass(frozen=True)
 class Run:
     """`stopped`: why it did not come to its end, if it did not. `secrets`: those of its stack. `restarts`: of each
-    process. `continued_at_ms`: of each response, when another attempt went on.
+    process.
     """
 
     told: dict[str, Any]
@@ -60,7 +60,6 @@ class Run:
     struck: Sequence[Struck]
     answers: Sequence[Answer]
     restarts: Mapping[str, int]
-    continued_at_ms: Mapping[str, Sequence[int]]
 
 
 def run(
@@ -91,7 +90,7 @@ def run(
         response_id: [began.at_ms for began in generated.began[1:]] for response_id, generated in log.generated.items()
     }
     told = result(struck, traffic.answers, verdict, time.monotonic() - began_s, continued_at_ms)
-    return Run(told, verdict, stopped, secrets, struck, traffic.answers, restarts, continued_at_ms)
+    return Run(told, verdict, stopped, secrets, struck, traffic.answers, restarts)
 
 
 def _keep(history: History, stack: Stack, traffic: Traffic, struck: Sequence[Struck], options: Options) -> None:

@@ -21,7 +21,7 @@ from confluent_kafka.admin._scram import (
     UserScramCredentialUpsertion,
 )
 
-from deploy.local.kafka_broker import ADMIN, BrokerSecurity, KafkaNode, format_command, run_command, write_properties
+from deploy.local.kafka_broker import ADMIN, BrokerSecurity, KafkaNode, format_storage, run_command, write_properties
 from deploy.tenants_file import create_api_key, create_producer_key, create_tenant, write_tenants
 from streams.access import principal, producer_prefix, producer_role_name, roles
 from streams.directory import Tenant
@@ -186,7 +186,7 @@ class SecuredStack:
     def running(self) -> Iterator[None]:
         """Until every process is ready."""
         write_properties(self.node)
-        subprocess.run(format_command(self.node), check=True, timeout=60, capture_output=True)
+        format_storage(self.node)
         with ExitStack() as stack:
             stack.enter_context(server(run_command(self.node), self.folder / "kafka.log"))
             stack.enter_context(server(self._redis_command(), self.folder / "redis.log"))

@@ -24,7 +24,7 @@ def test_pauses_are_told_by_what_was_done_and_what_nobody_may_lose_is_counted() 
     verdict = Verdict([Violation("lost", "r", "its end")], refused=Counter(unavailable=2, prompt_refused=1))
     answers = [answer(9_900, 12_400), answer(9_000, 9_950, 13_950, cut=1), answer(29_900, 30_100)]
     report = Report("three_brokers", {})
-    _add_outcome(report, Run({}, verdict, "", (), [KILLED, MOVED], answers, {"kafka-1": 1, "worker-1": 0}, {}))
+    _add_outcome(report, Run({}, verdict, "", (), [KILLED, MOVED], answers, {"kafka-1": 1, "worker-1": 0}))
     assert report.value("a broker killed: streams that ran") == 2
     assert report.value("a broker killed: pause of a stream p50") == 2.5
     assert report.value("a broker killed: pause of a stream longest") == 4.0

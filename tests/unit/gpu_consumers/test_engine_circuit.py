@@ -10,10 +10,9 @@ from tests.unit.gpu_consumers.fleet import CONFIG, ENGINE, Fleet, Worker, delta
 
 POLICY = CircuitPolicy(failures=3, of=6, open_ms=1_000)
 FAILS = ENGINE.model_copy(update={"refuse_every": 1})
-DIES = ENGINE.model_copy(update={"die_after_tokens": 1, "max_deaths": 1_000})
 
 
-def failing_fleet(**engine: object) -> tuple[Fleet, Worker]:
+def failing_fleet() -> tuple[Fleet, Worker]:
     fleet = Fleet("a", config=replace(CONFIG, circuit=POLICY), max_running=2)
     worker = fleet.workers["a"]
     worker._new_engine = lambda: SimulatedCore(FAILS)

@@ -12,7 +12,7 @@ from schemas.admission import Admission
 from schemas.endings import EndingCode
 from schemas.fallback import Fallback
 from schemas.generated import Opened
-from schemas.request import LANES, AdmittedRequest
+from schemas.request import AdmittedRequest
 from tests.unit.agents.admission.world import IDS, World
 
 PLACEMENTS = pytest.mark.parametrize("stages", [FUSED, STAGES], ids=["fused", "stage by stage"])
@@ -98,9 +98,6 @@ def test_one_that_has_something_to_try_with_is_sent_nothing_more(world: World) -
     until_ms = world.now_ms
     for waiting, out in ((1, True), (0, False)):
         world.now_ms += 1
-        world.beat(
-            failing={"until_ms": until_ms, "failed": 1, "attempts": 1}, waiting=waiting,
-            lane_partitions={lane: [2] for lane in LANES},
-        )  # fmt: skip
+        world.beat(failing={"until_ms": until_ms, "failed": 1, "attempts": 1}, waiting=waiting)
         [load] = view.live("default", world.now_ms)
         assert bool(load.out_for_ms) is out

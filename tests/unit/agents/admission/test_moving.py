@@ -59,8 +59,12 @@ async def moved(world: World, move: Move) -> None:
     await world.pipeline.handle_moved(LogRecord(world.topics.moved.name, 0, 3, b"r", move.encode(), (), NOW + 9))
 
 
+def copies(world: World, pool: str) -> list[AdmittedRequest]:
+    return [record for _, record in world.log.of(AdmittedRequest, f"local.inference.{pool}.standard")]
+
+
 def work(world: World, pool: str) -> AdmittedRequest:
-    [(_, record)] = world.log.of(AdmittedRequest, f"local.inference.{pool}.standard")
+    [record] = copies(world, pool)
     return record
 
 
@@ -195,10 +199,6 @@ async def test_delivered_again_after_a_crash_it_is_put_there_again(world: World)
     )
 
 
-def copies(world: World, pool: str) -> list[AdmittedRequest]:
-    return [record for _, record in world.log.of(AdmittedRequest, f"local.inference.{pool}.standard")]
-
-
 @pytest.mark.parametrize("meanwhile", ["it is full", "nobody lives there", "no worker lives at all"])
 async def test_who_is_asked_again_puts_it_into_the_same_pool_whatever_has_changed(world: World, meanwhile: str) -> None:
     first = await opened(world)
@@ -306,8 +306,7 @@ async def test_a_request_that_comes_again_is_put_into_its_first_lane_whatever_be
     [(_, first)] = world.log.of(Opened, "local.generated")
     await moved(world, move_of(first))
     await world.pipeline.handle_request(record)
-    again = [copy for _, copy in world.log.of(AdmittedRequest, "local.inference.other.standard")]
-    assert [copy.move for copy in again] == [0, 0], "there its fences are void"
+    assert [copy.move for copy in copies(world, "other")] == [0, 0], "there its fences are void"
     assert not [ending for ending in world.log.endings if isinstance(ending, Ending)]
 
 

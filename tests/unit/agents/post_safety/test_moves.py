@@ -13,7 +13,7 @@ from schemas.generated import Ending, Fence, Opened, Source
 from schemas.request import Lane
 from schemas.responses import Started
 from schemas.worker import EngineFailing
-from streams.log.memory import Crashed, Fault, FaultKind
+from streams.log.memory import Fault, FaultKind
 from tests.unit.agents.post_safety.story import (
     TOPICS,
     Member,
@@ -49,15 +49,6 @@ def moves(world: World) -> list[Move]:
     return [Move.model_validate_json(record.value or b"") for record in world.log.records(TOPICS.moved.name)]
 
 
-def run(world: World, member: Member, steps: int = 6) -> None:
-    for _ in range(steps):
-        try:
-            member.process.step()
-        except Crashed:
-            member.kill()
-        world.now_ms += 50
-
-
 @pytest.fixture
 def world() -> World:
     return World()
@@ -66,7 +57,7 @@ def world() -> World:
 def test_it_is_moved_and_answered_by_a_smaller_model_at_whose_price_it_is_billed(world: World) -> None:
     world.write(promised(), fence("r1"), failed())
     member = Member(world)
-    run(world, member)
+    member.run(300, 50)
     [move] = moves(world)
     assert (move.move, move.tried, move.failed.code) == (1, ["sim"], EndingCode.ENGINE_FAILED)
     assert (move.begins_at, move.generated_partition, move.opened.further) == (3, 0, ["spare", "small"])
@@ -76,7 +67,7 @@ def test_it_is_moved_and_answered_by_a_smaller_model_at_whose_price_it_is_billed
         frame(Row("r1", 1, ["Hello"], attempt="att_2")),
         frame(Row("r1", 2, [], attempt="att_2", finish="stop")),
     )
-    run(world, member)
+    member.run(300, 50)
     answer = world.answer("r1")
     assert answer.text == "Hello"
     terminal, bill = answer.terminal, answer.bill
@@ -96,7 +87,7 @@ def test_a_worker_of_the_former_pool_that_comes_late_is_void(world: World) -> No
         frame(Row("r1", 1, ["New"], attempt="att_2"), Row("r1", 1, ["Old"], attempt="later")),
         frame(Row("r1", 2, [], attempt="att_2", finish="stop")),
     )  # fmt: skip
-    run(world, Member(world))
+    Member(world).run(300, 50)
     assert world.answer("r1").text == "New"
     voids = [each for each in world.control() if isinstance(each, AttemptVoid)]
     assert [(each.attempt_id, each.why) for each in voids] == [("late", "ended"), ("later", "ended")]
@@ -105,11 +96,11 @@ def test_a_worker_of_the_former_pool_that_comes_late_is_void(world: World) -> No
 
 def test_it_is_moved_as_often_as_it_has_places_and_then_ends_as_it_failed(world: World) -> None:
     member = Member(world)
-    run(world, member)
+    member.run(300, 50)
     world.write(promised(), fence("r1"), failed())
     world.write(fenced(1, "att_2", "spare"), failed(attempt="att_2", move=1))
     world.write(fenced(2, "att_3", "small"), failed(attempt="att_3", move=2))
-    run(world, member)
+    member.run(300, 50)
     assert [(each.move, each.tried) for each in moves(world)] == [(1, ["sim"]), (2, ["sim", "spare"])]
     terminal = world.answer("r1").terminal
     assert terminal.code is EndingCode.ENGINE_FAILED
@@ -123,7 +114,7 @@ def test_where_no_place_takes_it_admission_ends_it_unless_it_was_begun(world: Wo
     begun = fenced(1, "att_2", "spare").model_copy(update={"response_id": "r2"})
     world.write(begun, nowhere.model_copy(update={"response_id": "r2"}))
     world.write(nowhere.model_copy(update={"response_id": "unknown"}))
-    run(world, Member(world))
+    Member(world).run(300, 50)
     assert world.answer("r1").terminal.code is EndingCode.ENGINE_FAILED
     assert not world.answer("r2").terminals
     assert not world.answer("unknown").terminals, "it is no refusal"
@@ -131,7 +122,7 @@ def test_where_no_place_takes_it_admission_ends_it_unless_it_was_begun(world: Wo
 
 def test_what_has_said_a_token_is_moved_nowhere(world: World) -> None:
     world.write(promised(), fence("r1"), frame(Row("r1", 1, ["Hi"])), failed())
-    run(world, Member(world))
+    Member(world).run(300, 50)
     assert world.answer("r1").terminal.code is EndingCode.ENGINE_FAILED
     assert not moves(world)
 
@@ -139,7 +130,7 @@ def test_what_has_said_a_token_is_moved_nowhere(world: World) -> None:
 def test_a_pool_that_failed_on_it_without_beginning_it_is_not_asked_again(world: World) -> None:
     never_fits = failed(attempt=None, move=1, code=EndingCode.CONTEXT_LENGTH_EXCEEDED, pool="spare")
     world.write(promised(), fence("r1"), failed(pool="sim"), never_fits)
-    run(world, Member(world))
+    Member(world).run(300, 50)
     assert [(each.move, each.tried) for each in moves(world)] == [(2, ["sim", "spare"])]
 
 
@@ -150,7 +141,7 @@ def test_what_ends_where_nobody_has_begun_it_is_not_billed_for_what_another_fail
     there = [fenced(1, "att_2", "spare")] if begun else []
     over = ending("r1", EndingCode.DEADLINE_EXCEEDED, by="post-safety", move=1)
     world.write(promised(), fence("r1"), failed(), *there, over)
-    run(world, Member(world))
+    Member(world).run(300, 50)
     terminal, bill = world.answer("r1").terminal, world.answer("r1").bill
     assert (bill.billable, bill.uncached_input_tokens) == ((True, 10) if begun else (False, 0))
     assert terminal.reached is (Reached.STOPPED if begun else Reached.EVICTED)
@@ -158,17 +149,17 @@ def test_what_ends_where_nobody_has_begun_it_is_not_billed_for_what_another_fail
 
 def test_a_rebuild_asks_for_the_last_place_alone_and_only_while_nobody_has_begun_there(world: World) -> None:
     member = Member(world)
-    run(world, member)
+    member.run(300, 50)
     world.write(promised(), fence("r1"), failed(), fenced(1, "att_2", "spare"), failed(attempt="att_2", move=1))
-    run(world, member)
+    member.run(300, 50)
     member.kill()
-    run(world, member, 20)
+    member.run(1000, 50)
     assert [each.move for each in moves(world)] == [1, 2, 2]
     assert moves(world)[1] == moves(world)[2]
     world.write(fenced(2, "att_3", "small"), frame(Row("r1", 1, ["Hi"], attempt="att_3")))
-    run(world, member)
+    member.run(300, 50)
     member.kill()
-    run(world, member, 20)
+    member.run(1000, 50)
     assert [each.move for each in moves(world)] == [1, 2, 2], "it is answered there"
 
 
@@ -178,7 +169,7 @@ def test_who_goes_on_with_what_was_begun_changes_nothing_of_what_is_told(world: 
         fenced(1, "att_3", "small", model="mini", fallback=SMALLER, prompt_tokens=12, kind="takeover"),
         ending("r1", EndingCode.GENERATION_INTERRUPTED, attempt="att_3", move=1),
     )  # fmt: skip
-    run(world, Member(world))
+    Member(world).run(300, 50)
     answer = world.answer("r1")
     assert (answer.terminal.model, answer.terminal.fallback, answer.bill.pool) == ("tiny", None, "spare")
     assert answer.bill.uncached_input_tokens + answer.bill.cached_input_tokens == 10
@@ -187,14 +178,14 @@ def test_who_goes_on_with_what_was_begun_changes_nothing_of_what_is_told(world: 
 
 def test_an_attempt_that_another_record_moves_away_is_told(world: World) -> None:
     world.write(promised(), fence("r1"), failed(attempt=None))
-    run(world, Member(world))
+    Member(world).run(300, 50)
     voids = [(each.attempt_id, each.why) for each in world.control() if isinstance(each, AttemptVoid)]
     assert voids == [("att_1", "ended")]
 
 
 def test_a_move_that_is_told_twice_happens_once(world: World) -> None:
     world.write(promised(), failed(attempt=None), failed(attempt=None))
-    run(world, Member(world))
+    Member(world).run(300, 50)
     assert [each.move for each in moves(world)] == [1]
 
 
@@ -202,18 +193,18 @@ def test_one_that_was_parked_is_moved_from_there_also_by_the_next_owner(world: W
     member = Member(world)
     world.write(promised())
     world.now_ms += 40_000
-    run(world, member, 20)
+    member.run(1000, 50)
     world.write(failed(attempt=None))
-    run(world, member, 20)
+    member.run(1000, 50)
     member.kill()
-    run(world, member, 20)
+    member.run(1000, 50)
     assert member.distrusted == 0
     assert {each.encode() for each in moves(world)} == {moves(world)[0].encode()}, "the same one, if it comes again"
     world.write(
         fenced(1, "att_2", "spare"), frame(Row("r1", 1, ["Hi"], attempt="att_2")),
         frame(Row("r1", 2, [], attempt="att_2", finish="stop")),
     )  # fmt: skip
-    run(world, member, 20)
+    member.run(1000, 50)
     assert world.answer("r1").terminal.code is EndingCode.COMPLETED
     assert world.answer("r1").bill.pool == "spare"
 
@@ -221,9 +212,9 @@ def test_one_that_was_parked_is_moved_from_there_also_by_the_next_owner(world: W
 def test_a_cancel_that_comes_while_it_is_in_no_hands_ends_it_at_once(world: World) -> None:
     member = Member(world)
     world.write(promised(), fence("r1"), failed())
-    run(world, member)
+    member.run(300, 50)
     world.cancel("r1")
-    run(world, member)
+    member.run(300, 50)
     assert world.answer("r1").terminal.code is EndingCode.CANCELLED
 
 
@@ -234,12 +225,12 @@ def test_whoever_dies_with_any_record_the_move_is_asked_for_and_told_alike(clien
     world = World([Fault(FaultKind.CRASH, client, at)])
     member = Member(world)
     world.write(promised(), fence("r1"), failed())
-    run(world, member, 4)
+    member.run(200, 50)
     world.write(
         fenced(1, "att_2", "small", model="mini", fallback=SMALLER),
         frame(Row("r1", 1, ["Hello"], attempt="att_2")), frame(Row("r1", 2, [], attempt="att_2", finish="stop")),
     )  # fmt: skip
-    run(world, member, 20)
+    member.run(1000, 50)
     assert world.restarts == 1
     assert {each.encode() for each in moves(world)} == {moves(world)[0].encode()}
     answer = world.answer("r1")
@@ -345,14 +336,14 @@ def test_where_a_fence_was_quicker_than_what_moves_it_that_is_void(world: World)
     deserted = failed(attempt="", code=EndingCode.UNAVAILABLE, by="post-safety")
     world.write(promised(), fence("r1"), deserted, frame(Row("r1", 1, ["Hi"])))
     world.write(deserted.model_copy(update={"attempt_id": "att_1"}), frame(Row("r1", 2, [], finish="stop")))
-    run(world, Member(world))
+    Member(world).run(300, 50)
     assert not moves(world)
     assert world.answer("r1").terminal.code is EndingCode.COMPLETED
 
 
 def test_it_is_moved_on_where_the_next_pool_dies_too(world: World) -> None:
     member = Member(world)
-    run(world, member)
+    member.run(300, 50)
     world.write(promised(), fence("r1"), failed(), fenced(1, "att_2", "spare"))
     wait(world, member, 15_000, ("worker-5", "small"), ("worker-1", "sim"))
     assert [each.tried for each in moves(world)] == [["sim"], ["sim", "spare"]]
@@ -363,14 +354,14 @@ def test_a_move_says_how_many_attempts_were_lost_without_those_that_their_worker
     deserted = failed(attempt="att_2", by="post-safety")
     member = Member(world)
     world.write(promised(), fence("r1"), fence("r1", "att_2"), deserted)
-    run(world, member)
+    member.run(300, 50)
     world.write(fenced(1, "att_3", "spare"), failed(attempt="att_3", move=1))
-    run(world, member)
+    member.run(300, 50)
     first, second = moves(world)
     assert (first.attempts, second.attempts) == (2, 2)
     world = World()
     world.write(promised(), fence("r1"), failed())
-    run(world, Member(world))
+    Member(world).run(300, 50)
     [move] = moves(world)
     assert move.attempts == 0
     assert b"attempts" not in move.encode(), "what an older release would not write is left out"
