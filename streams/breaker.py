@@ -56,6 +56,11 @@ class Breaker:
         return 0 if self._until_ms is None else max(self._until_ms - now_ms, 0)
 
     @property
+    def is_open(self) -> bool:
+        """Also while one tries."""
+        return self._until_ms is not None
+
+    @property
     def open_until_ms(self) -> int | None:
         """None: it is closed. Until then nobody may ask, and one at a time from then on."""
         return self._until_ms

@@ -35,12 +35,7 @@ class EngineCircuit:
 
     def lets_in(self, now_ms: int, silent: int) -> bool:
         """With so many in the engine, or about to enter it, that have no token yet."""
-        match self._breaker.state(now_ms):
-            case "closed":
-                return True
-            case "open":
-                return False
-        return not silent
+        return not self._breaker.is_open or (not silent and self._breaker.lets_in(now_ms))
 
     def entered(self, now_ms: int) -> None:
         """Somebody is about to enter the engine."""

@@ -15,6 +15,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, ProgrammingError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
+from streams.asking import telling
 from streams.breaker import Breaker
 from streams.clocks import monotonic_ms
 from streams.metadata.engine import WRITES, engine_of
@@ -39,6 +40,10 @@ _log = structlog.get_logger()
 _T = TypeVar("_T")
 
 
+def _is_silence(error: BaseException) -> bool:
+    return isinstance(error, MetadataUnavailable) and not isinstance(error, NotAsMigrated | GivenUp)
+
+
 class Database:
     """All methods are called from one event loop; `work` runs on a thread, in one transaction."""
 
@@ -56,7 +61,7 @@ class Database:
     @property
     def circuit_is_open(self) -> bool:
         """It answers nobody: who asks is refused, but for one at a time."""
-        return self._breaker.state(self._clock_ms()) != "closed"
+        return self._breaker.is_open
 
     async def read(self, work: Callable[[Connection], _T]) -> _T:
         """What `work` returns. Raises MetadataUnavailable, also where too many wait."""
@@ -76,22 +81,8 @@ class Database:
         asked_at_ms = self._clock_ms()
         if not self._breaker.may_ask(asked_at_ms):
             raise NotAsked("it has answered nobody lately")
-        try:
-            result = await self._within(timeout_s or self._timeout_s, self._threads.submit(self._do, work, writes))
-        except asyncio.CancelledError:
-            self._breaker.learnt_nothing(asked_at_ms)
-            raise
-        except (NotAsMigrated, GivenUp):
-            self._breaker.succeeded(self._clock_ms())
-            raise
-        except MetadataUnavailable:
-            self._breaker.failed(asked_at_ms, self._clock_ms())
-            raise
-        except BaseException:
-            self._breaker.succeeded(self._clock_ms())
-            raise
-        self._breaker.succeeded(self._clock_ms())
-        return result
+        with telling(self._breaker, asked_at_ms, self._clock_ms, _is_silence):
+            return await self._within(timeout_s or self._timeout_s, self._threads.submit(self._do, work, writes))
 
     async def _within(self, timeout_s: float, begun: Future[_T]) -> _T:
         self._present += 1

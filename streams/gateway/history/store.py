@@ -1,6 +1,5 @@
 """Replay: packed entries in Redis, and the `responses` topic behind them."""
 
-import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -14,6 +13,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from schemas.base import Scope
 from schemas.responses import Started, Terminal
 from streams import redis_keys
+from streams.asking import telling
 from streams.at_once import AtOnce, TooManyAtOnce
 from streams.breaker import Breaker
 from streams.clocks import monotonic_ms, now_ms
@@ -79,6 +79,10 @@ class Beginnings(NamedTuple):
     late: list[str]
 
 
+def _is_silence(error: BaseException) -> bool:
+    return isinstance(error, RedisConnectionError | RedisTimeoutError | OSError)
+
+
 class RedisHistory:
     """One Redis list per response, of packed entries, kept for `retention_s` after its last entry's response ended.
 
@@ -112,7 +116,7 @@ class RedisHistory:
     @property
     def circuit_is_open(self) -> bool:
         """It answers nobody: it is asked by one at a time, and the others are told so at once."""
-        return self._breaker.state(self._clock_ms()) != "closed"
+        return self._breaker.is_open
 
     @contextmanager
     def _asking(self) -> Iterator[None]:
@@ -123,20 +127,10 @@ class RedisHistory:
         if not self._breaker.may_ask(asked_at_ms):
             raise HistoryUnavailable("Redis has answered nobody lately")
         try:
-            yield
-        except (RedisConnectionError, RedisTimeoutError, TimeoutError, OSError) as error:
-            self._breaker.failed(asked_at_ms, self._clock_ms())
+            with telling(self._breaker, asked_at_ms, self._clock_ms, _is_silence):
+                yield
+        except (RedisError, OSError) as error:
             raise HistoryUnavailable(str(error)[:200]) from None
-        except RedisError as error:
-            self._breaker.succeeded(self._clock_ms())
-            raise HistoryUnavailable(str(error)[:200]) from None
-        except Exception:
-            self._breaker.succeeded(self._clock_ms())
-            raise
-        except asyncio.CancelledError:
-            self._breaker.learnt_nothing(asked_at_ms)
-            raise
-        self._breaker.succeeded(self._clock_ms())
 
     async def append(self, entries: Sequence[HistoryEntry]) -> None:
         """A slice of the backlog, in one round trip. Raises HistoryUnavailable; some may stand there then."""

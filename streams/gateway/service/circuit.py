@@ -32,7 +32,7 @@ class Circuit:
 
     @property
     def is_open(self) -> bool:
-        return self._breaker.state(self._clock_ms()) != "closed"
+        return self._breaker.is_open
 
     def enter(self, body_bytes: int) -> "Entered":
         """For a request that waits to be admitted. Raises ApiError 503 where it would wait in vain."""
@@ -50,9 +50,8 @@ class Circuit:
         self._is_open.set(0)
 
     def timed_out(self, asked_at_ms: int) -> None:
-        at_ms = self._clock_ms()
-        self._breaker.failed(asked_at_ms, at_ms)
-        self._is_open.set(self._breaker.state(at_ms) != "closed")
+        self._breaker.failed(asked_at_ms, self._clock_ms())
+        self._is_open.set(self._breaker.is_open)
 
     def learnt_nothing(self, asked_at_ms: int) -> None:
         self._breaker.learnt_nothing(asked_at_ms)
