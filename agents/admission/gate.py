@@ -80,8 +80,8 @@ class Gate:
                 assert put_aside is not None
                 await put_aside(record)
             elif way == "now":
-                ends_at_once = asked is None or self._services.clock_ms() >= asked.deadline_ms
-                await self._work(handle, record, self._ending if ends_at_once else self._slots)
+                # It is too late, or refused or buried whenever it begins.
+                await self._work(handle, record, self._ending)
             else:
                 assert asked is not None
                 await self._in_turn(handle, record, asked.item, go_round)

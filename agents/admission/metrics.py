@@ -4,6 +4,9 @@ from functools import cache
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from schemas.admission import Admission, Decision
+from schemas.fallback import Fallback
+
 _SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
 OUTCOMES = Counter(
@@ -41,3 +44,17 @@ HELD = Gauge(
 held = cache(HELD.labels)
 IN_FLIGHT = Gauge("sluice_admission_in_flight_requests", "Events being worked on.")
 REBUILDS = Counter("sluice_quota_rebuilds_total", "Epochs begun after the quota store had lost its memory.")
+
+
+def decided(admission: Admission, decision: Decision) -> None:
+    """Once for each that is admitted: what it was given less of, or otherwise."""
+    if admission.brownout is not None:
+        BROWNED_OUT.labels(admission.pool, admission.brownout.level).inc()
+    if decision.lowered_from is not None:
+        LOWERED.labels(decision.pool).inc()
+    fell_back(admission.fallback)
+
+
+def fell_back(fallback: Fallback | None) -> None:
+    if fallback is not None:
+        FALLBACKS.labels(fallback.asked, fallback.reason).inc()

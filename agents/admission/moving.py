@@ -15,7 +15,7 @@ from pydantic import Field, TypeAdapter
 
 from agents.admission.fallback import answered_by, smaller_of, stand_in
 from agents.admission.placing import option_of, route_in
-from agents.admission.route_plan import Looked, next_place, takes
+from agents.admission.route_plan import Looked, next_place, takes, with_room
 from agents.admission.services import Services
 from agents.admission.validation import ask_of, readmitted, unsupported_by
 from agents.quota.limits import limits_of
@@ -100,6 +100,12 @@ async def _chosen(
     if admission is None:
         return None
     left = [name for name in move.opened.further if name not in move.tried]
+    model = services.catalog.model(admission.model)
+    if model is not None:
+        # Before the prompt is written for a smaller one too, which takes its time.
+        own = option_of(admission, [name for name in left if name in model.pools], services)
+        if (at := with_room(own, services.queue_bound)) is not None:
+            return admission, _route_of(move, admission, at, services)
     deserted = move.tried[-1] if move.tried and move.failed.code is EndingCode.UNAVAILABLE else None
     answers = await _answers(move, admission, [*left, *([] if deserted is None else [deserted])], services)
     options = [option_of(answer, [name for name in names if name in left], services) for answer, names in answers]

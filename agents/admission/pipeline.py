@@ -47,6 +47,7 @@ from agents.admission.validation import readmitted
 from agents.quota.store import EpochLost, Finished, NotYet, QuotaUnavailable
 from agents.safety.output_policies import OutputPolicyWriter
 from schemas.admission import Admission, Decision, Move
+from schemas.base import Record
 from schemas.codec import Undecodable, decode
 from schemas.generated import Source
 from schemas.request import Request
@@ -68,11 +69,20 @@ STORE_HOLD_S = 10.0
 _log = structlog.get_logger()
 
 T = TypeVar("T")
+R = TypeVar("R", bound=Record)
 Recover = Callable[[], Awaitable[None]]
 """Rebuilds the quota store after `EpochLost`; returns when decisions may be taken again, or raises MustEnd."""
 Handle = Callable[[LogRecord], Awaitable[None]]
 Destination = Callable[[Request | Admission], str]
 """The topic that it goes to."""
+
+
+def _decoded(schema: type[R], record: LogRecord) -> R:
+    """Raises Buried."""
+    try:
+        return decode(schema, record.value)
+    except Undecodable as error:
+        raise Buried(error.reason, error.detail) from None
 
 
 def places_among(in_flight: int, bytes_in_work: int = MAX_BYTES_IN_WORK) -> Places:
@@ -197,10 +207,8 @@ class Pipeline:
         """A record of `admission.moved`: a response that goes to another pool. Its place is stored before anybody hears
         of it, so a crash before the acknowledgement has it put there again.
         """
-        try:
-            move = decode(Move, record.value)
-        except Undecodable as error:
-            await self._bury(record, "moved", Buried(error.reason, error.detail))
+        move = await self._read(record, "moved", self._read_move)
+        if move is None:
             return
         try:
             place = await self._attempts(record, "moved", lambda: moved(move, self.services), move.opened.deadline_ms)
@@ -213,12 +221,12 @@ class Pipeline:
             _log.exception("stage_failed", stage="moved", response_id=move.response_id)
             await self._bury(record, "moved", Buried("stage_failed", type(error).__name__))
             place = Nowhere()
-        if isinstance(place, Nowhere):
-            if not place.is_over:
-                await self.publication.not_moved(move)
-            metrics.outcome("finished" if place.is_over else "not_moved").inc()
-            return
-        await self._put(move, *place)
+        if not isinstance(place, Nowhere):
+            await self._put(move, *place)
+        elif place.is_over:
+            metrics.outcome("finished").inc()
+        else:
+            await self._not_moved(move)
 
     async def _put(self, move: Move, admission: Admission, decision: Decision) -> None:
         admission = admission.model_copy(update={"stage_ms": move.opened.stage_ms})
@@ -227,13 +235,15 @@ class Pipeline:
         try:
             await self.publication.moved(admission, decision, move, self.services.clock_ms())
         except PublishTooLarge:
-            await self.publication.not_moved(move)
-            metrics.outcome("not_moved").inc()
+            await self._not_moved(move)
             return
         metrics.outcome("moved").inc()
-        if admission.fallback is not None:
-            metrics.FALLBACKS.labels(admission.fallback.asked, admission.fallback.reason).inc()
+        metrics.fell_back(admission.fallback)
         _log.info("moved", response_id=move.response_id, move=move.move, pool=decision.pool, why=move.failed.code.value)
+
+    async def _not_moved(self, move: Move) -> None:
+        await self.publication.not_moved(move)
+        metrics.outcome("not_moved").inc()
 
     def _hold(self, record: LogRecord, for_s: float) -> None:
         self.services.on_hold(record.topic, for_s)
@@ -250,16 +260,13 @@ class Pipeline:
         return read_request(record, self.services)
 
     async def _read_later(self, record: LogRecord) -> Request:
-        try:
-            return decode(Request, record.value)
-        except Undecodable as error:
-            raise Buried(error.reason, error.detail) from None
+        return _decoded(Request, record)
 
     async def _read_admission(self, record: LogRecord) -> Admission:
-        try:
-            return decode(Admission, record.value)
-        except Undecodable as error:
-            raise Buried(error.reason, error.detail) from None
+        return _decoded(Admission, record)
+
+    async def _read_move(self, record: LogRecord) -> Move:
+        return _decoded(Move, record)
 
     async def _handle(
         self,
@@ -337,9 +344,7 @@ class Pipeline:
         await self.publisher.publish(to, job.encode(), key=job.response_id)
         metrics.outcome("requeued").inc()
 
-    async def _read(
-        self, record: LogRecord, stage: str, read: Callable[[LogRecord], Awaitable[StageResult]]
-    ) -> StageResult | None:
+    async def _read(self, record: LogRecord, stage: str, read: Callable[[LogRecord], Awaitable[T]]) -> T | None:
         try:
             return await read(record)
         except Buried as buried:
@@ -415,12 +420,8 @@ class Pipeline:
                 source = Source(topic=record.topic, partition=record.partition, offset=record.offset)
                 await self.publication.admitted(event, decision, self.services.clock_ms(), source)
                 metrics.outcome("replayed" if event.replayed else "admitted").inc()
-                if event.brownout is not None and not event.replayed:
-                    metrics.BROWNED_OUT.labels(event.pool, event.brownout.level).inc()
-                if decision.lowered_from is not None and not event.replayed:
-                    metrics.LOWERED.labels(decision.pool).inc()
-                if event.fallback is not None and not event.replayed:
-                    metrics.FALLBACKS.labels(event.fallback.asked, event.fallback.reason).inc()
+                if not event.replayed:
+                    metrics.decided(event, decision)
             case Admission() | Request():
                 raise AssertionError("the last stage left a request undecided")
 

@@ -123,16 +123,19 @@ def next_place(options: Sequence[Option], bound: QueueBound) -> tuple[int, Looke
     """The first pool that has room, of what was admitted already and failed elsewhere; else, since it is not refused
     for now any more, the first with a live worker. With the number of its option; None: there is none.
     """
-    fit = [
-        (index, sound)
-        for index, option in enumerate(options)
-        for looked in option.pools
-        if takes(looked.pool, option.ask) and (sound := _sound(looked)).loads
-    ]
-    for index, looked in fit:
-        if _has_room(looked, options[index].ask, bound):
-            return index, looked
-    return fit[0] if fit else None
+    for index, option in enumerate(options):
+        if (at := with_room(option, bound)) is not None:
+            return index, at
+    return next(((index, at) for index, option in enumerate(options) for at in _fit(option)), None)
+
+
+def with_room(option: Option, bound: QueueBound) -> Looked | None:
+    """The first of its pools that takes it and has room."""
+    return next((at for at in _fit(option) if _has_room(at, option.ask, bound)), None)
+
+
+def _fit(option: Option) -> list[Looked]:
+    return [at for looked in option.pools if takes(looked.pool, option.ask) and (at := _sound(looked)).loads]
 
 
 def _weight(looked: Looked, weights: PoolWeights) -> float:
