@@ -7,7 +7,7 @@ says nothing of how long a queue takes, nor does a worker that has nothing to ta
 """
 
 from collections import deque
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Mapping
 from itertools import pairwise
 from typing import Final, NamedTuple
 
@@ -75,7 +75,7 @@ class DrainWindow:
 
     def __init__(self) -> None:
         self._beats: deque[_Beat] = deque(maxlen=MAX_BEATS)
-        self._known: dict[tuple[Lane, ...], Drain | None] = {}
+        self._known: dict[tuple[Lane, ...], tuple[int, Drain | None]] = {}
 
     def add(self, state: WorkerState) -> None:
         """What another worker of its name has counted says nothing of this one."""
@@ -90,18 +90,11 @@ class DrainWindow:
 
     def drain(self, lanes: tuple[Lane, ...] = LANES) -> Drain | None:
         """Of these lanes together; None: too little of it waited lately to say."""
-        if lanes not in self._known:
-            self._known[lanes] = self._measured(lanes)
-        return self._known[lanes]
+        return self._looked(lanes)[1]
 
     def waited_ms(self, lanes: tuple[Lane, ...] = LANES) -> int:
         """For how long of the window what `drain` tells was looked at."""
-        return sum(newer.at_ms - older.at_ms for older, newer in self._while_waiting(lanes))
-
-    def _while_waiting(self, lanes: tuple[Lane, ...]) -> Iterator[tuple[_Beat, _Beat]]:
-        for older, newer in pairwise(self._beats):
-            if waiting(older.queues, lanes) and waiting(newer.queues, lanes):
-                yield older, newer
+        return self._looked(lanes)[0]
 
     def first_tokens(self, lane: Lane) -> FirstTokens:
         """Between the first and the last heartbeat of the window."""
@@ -113,16 +106,22 @@ class DrainWindow:
             max(last.first_tokens - first.first_tokens, 0), max(last.late_first_tokens - first.late_first_tokens, 0)
         )
 
-    def _measured(self, lanes: tuple[Lane, ...]) -> Drain | None:
+    def _looked(self, lanes: tuple[Lane, ...]) -> tuple[int, Drain | None]:
+        if lanes not in self._known:
+            self._known[lanes] = self._measured(lanes)
+        return self._known[lanes]
+
+    def _measured(self, lanes: tuple[Lane, ...]) -> tuple[int, Drain | None]:
         waited_ms = requests = tokens = 0
-        for older, newer in self._while_waiting(lanes):
-            before, after = _served(older.queues, lanes), _served(newer.queues, lanes)
-            waited_ms += newer.at_ms - older.at_ms
-            requests += after.requests - before.requests
-            tokens += after.tokens - before.tokens
+        beats = [(beat.at_ms, waiting(beat.queues, lanes), _served(beat.queues, lanes)) for beat in self._beats]
+        for (then_ms, waited, before), (at_ms, waits, after) in pairwise(beats):
+            if waited and waits:
+                waited_ms += at_ms - then_ms
+                requests += after.requests - before.requests
+                tokens += after.tokens - before.tokens
         if waited_ms < LEAST_MS:
-            return None
-        return Drain(requests * 1_000 / waited_ms, tokens * 1_000 / waited_ms)
+            return waited_ms, None
+        return waited_ms, Drain(requests * 1_000 / waited_ms, tokens * 1_000 / waited_ms)
 
 
 def learned(

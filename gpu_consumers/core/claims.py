@@ -15,13 +15,20 @@ KEPT_BEYOND_DEADLINE_MS = 3_600_000
 """So long a record may be read again after its response has ended: until a commit covers it."""
 
 
-def claim_id(response_id: str, move: int) -> str:
-    """What is claimed: a response, at the place to which it was moved so often."""
-    return f"{response_id}.{move}" if move else response_id
+class OfMove:
+    """About a response, at the place to which it was moved so often: what is claimed."""
+
+    __slots__ = ()
+    response_id: str
+    move: int
+
+    @property
+    def claim_id(self) -> str:
+        return f"{self.response_id}.{self.move}" if self.move else self.response_id
 
 
 @dataclass(frozen=True, slots=True)
-class AskClaim:
+class AskClaim(OfMove):
     """`begin`: claims it, and counts that it enters an engine, but where another attempt than `held_as` had it: that is
     taken over first, and may wait then. `take`: claims it, without counting. `look`: as `take`, but what nobody had is
     left alone: it is told as `fresh`, and is not ours.
@@ -43,36 +50,24 @@ class AskClaim:
     """The attempt under which it is ours already, and may enter an engine."""
     move: int = 0
 
-    @property
-    def claim_id(self) -> str:
-        return claim_id(self.response_id, self.move)
-
 
 @dataclass(frozen=True, slots=True)
-class FinishClaim:
+class FinishClaim(OfMove):
     """Its terminal is in the log. Remembered for `keep_ms`."""
 
     response_id: str
     keep_ms: int = KEPT_BEYOND_DEADLINE_MS
     move: int = 0
 
-    @property
-    def claim_id(self) -> str:
-        return claim_id(self.response_id, self.move)
-
 
 @dataclass(frozen=True, slots=True)
-class ReleaseClaim:
+class ReleaseClaim(OfMove):
     """Lets others take over at once what was claimed under that attempt. `uncount`: no engine was lost with it."""
 
     response_id: str
     attempt_id: str
     uncount: bool = False
     move: int = 0
-
-    @property
-    def claim_id(self) -> str:
-        return claim_id(self.response_id, self.move)
 
 
 @dataclass(frozen=True, slots=True)

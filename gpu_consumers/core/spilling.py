@@ -169,8 +169,7 @@ class Spilling:
                 self._gives.discard(lane)
                 continue
             for candidate in _from_longest_lines(candidates(lane)):
-                spill = None if left <= 0 else round_.goes(candidate, now_ms)
-                if spill is not None:
+                if (spill := round_.goes(candidate, now_ms)) is not None:
                     spills.append(spill)
                     self._given.append((now_ms, spill.worker_id, lane))
                     left -= 1 + candidate.prompt_tokens // TOKENS_PER_TURN
