@@ -75,11 +75,14 @@ class Spill(NamedTuple):
 
 
 class _Standing(NamedTuple):
-    """Of one worker, for one lane: `ahead` wait before who comes now, `free` slots are for who comes at once."""
+    """Of one worker, for one lane: `ahead` wait before who comes now, `free` slots are for who comes at once. Of what
+    is on its way there `at_once` have such already: they are before nobody, and its next heartbeat says that they left.
+    """
 
     ahead: float
     per_s: float
     free: int
+    at_once: int = 0
 
     @property
     def wait_ms(self) -> float:
@@ -239,7 +242,7 @@ class Spilling:
             free = 0 if state.waiting else max(state.max_running - state.running - len(given), 0)
             at_once = 0 if state.waiting else min(on_the_way, max(state.max_running - state.running, 0))
             standings[worker_id] = _Standing(
-                ahead + on_the_way - at_once, per_slot * state.max_running if rate is None else rate, free
+                ahead + on_the_way - at_once, per_slot * state.max_running if rate is None else rate, free, at_once
             )
         return standings
 
@@ -248,8 +251,10 @@ class _Queue:
     """Who takes, as its newest heartbeat and what goes there fill it."""
 
     def __init__(self, state: WorkerState, lane: Lane, standing: _Standing) -> None:
-        self._state, self._lane, self._per_s = state, lane, standing.per_s
+        self._state, self._per_s = state, standing.per_s
         self._before = int(standing.ahead) - standing.free
+        # Who takes a free slot is before nobody, too.
+        self._left = passed(state.queues, AHEAD[lane]).requests + standing.at_once + standing.free
 
     def next_place(self) -> QueueAhead | None:
         """Of who goes there now."""
@@ -259,7 +264,7 @@ class _Queue:
             return None
         state = self._state
         return QueueAhead(
-            worker_id=state.worker_id, before=before, left=passed(state.queues, AHEAD[self._lane]).requests,
+            worker_id=state.worker_id, before=before, left=self._left,
             wait_ms=int(min(before * 1_000 / self._per_s, MOST_MS)) if self._per_s else None,
             counts_since_ms=state.counts_since_ms,
         )  # fmt: skip

@@ -218,6 +218,7 @@ def test_each_knows_how_many_are_before_it_where_it_goes() -> None:
     at_once = [spill.ahead for spill in planned(pool((60, 1), (0, 10)), of(60))]
     assert at_once[: SLOTS + 1] == [None] * (SLOTS + 1)
     assert [ahead.before for ahead in at_once[SLOTS + 1 : SLOTS + 3] if ahead is not None] == [1, 2]
+    assert {ahead.left for ahead in at_once if ahead is not None} == {300 + SLOTS}, "who has a slot leaves at once"
 
 
 def test_who_waits_behind_a_lane_above_goes_where_nothing_is_before_it() -> None:
