@@ -9,7 +9,7 @@ import structlog
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from gpu_consumers.core.claims import AskClaim, Claim, ClaimsUnavailable, FinishClaim, ReleaseClaim
+from gpu_consumers.core.claims import AskClaim, Claim, ClaimsUnavailable, FinishClaim, OfMove, ReleaseClaim
 from streams import redis_keys
 from streams.script_pipeline import Answer, Script, ScriptPipeline
 
@@ -101,7 +101,7 @@ class RedisClaims:
         self._lease_ms = lease_ms
         self._scripts = ScriptPipeline(redis)
 
-    def _claim_key(self, about: AskClaim | FinishClaim | ReleaseClaim) -> str:
+    def _claim_key(self, about: OfMove) -> str:
         return redis_keys.claim(self._region, about.claim_id)
 
     @property
