@@ -158,5 +158,6 @@ async def test_an_engine_that_no_start_helps_ends_its_worker_with_the_arguments_
     kept = Kept()
     kept.engine.misconfigured = "colour: vLLM has no such argument"
     with pytest.raises(SettingsError, match=r"^pools\.pool\.engine_args: colour: vLLM has no such argument$"):
-        await kept.keeping.keep_engine()
+        await kept.tasks[0]
+    kept.tasks[1].cancel()
     assert kept.engine.starts == 1
