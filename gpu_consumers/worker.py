@@ -40,9 +40,10 @@ from gpu_consumers.shell.claiming import Claiming
 from gpu_consumers.shell.engine_keeping import EngineKeeping, WorkerFailed
 from gpu_consumers.shell.lane_reading import LanesReading
 from gpu_consumers.shell.reading_back import ReadingBack
-from schemas.codec import Undecodable, decode
+from schemas.codec import Undecodable
 from schemas.request import Lane
-from schemas.worker import EngineFailing, WorkerState
+from schemas.worker import EngineFailing
+from streams.heartbeats import said_in
 from streams.log.consumer_thread import ConsumerThread
 from streams.log.port import LogConsumer, LogError, LogRecord, RecordTooLarge, TopicPartition
 from streams.log.producer_thread import ProducerThread
@@ -291,17 +292,16 @@ class Worker:
 
     def _hear(self, beats: Sequence[LogRecord]) -> None:
         for record in beats:
-            if record.value is None:
-                worker_id = (record.key or b"").decode(errors="replace")
-                self._membership.buried(worker_id)
-                self._core.buried(worker_id)
-                continue
             try:
-                state = decode(WorkerState, record.value)
+                worker_id, state = said_in(record)
             except Undecodable:
                 continue  # routers cannot read it either
-            self._membership.heard(state)
-            self._core.heard(state)
+            if state is None:
+                self._membership.buried(worker_id)
+                self._core.buried(worker_id)
+            else:
+                self._membership.heard(state)
+                self._core.heard(state)
 
     async def _control_positions(self) -> dict[TopicPartition, int]:
         """Where to begin: some minutes back, for cancels of work that waits; some heartbeats back.

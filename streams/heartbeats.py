@@ -1,4 +1,4 @@
-"""Heartbeats on the log of workers, folded: what each worker that has not gone has said last."""
+"""Heartbeats on the log of workers: what one says, and, folded, what each worker that has not gone has said last."""
 
 import time
 from typing import Final
@@ -15,13 +15,13 @@ READ_TIMEOUT_S: Final = 5.0
 _log = structlog.get_logger()
 
 
-def take(record: LogRecord, workers: dict[str, WorkerState]) -> None:
-    """Raises Undecodable for what another version has said, which changes nothing."""
+def said_in(record: LogRecord) -> tuple[str, WorkerState | None]:
+    """Which worker a record is about, and what that says of itself: None once it is buried.
+
+    Raises Undecodable for what another version has said.
+    """
     worker_id = (record.key or b"").decode(errors="replace")
-    if record.value is None:
-        workers.pop(worker_id, None)
-    else:
-        workers[worker_id] = decode(WorkerState, record.value)
+    return worker_id, None if record.value is None else decode(WorkerState, record.value)
 
 
 class Heartbeats:
@@ -47,12 +47,15 @@ class Heartbeats:
         said: list[WorkerState] = []
         for record in read_offsets(self._reader, {self._partition: range(start, end)}, deadline_s):
             try:
-                take(record, self.workers)
+                worker_id, state = said_in(record)
             except Undecodable as error:
                 _log.warning("heartbeat_unreadable", offset=record.offset, why=str(error), repeats=True)
+                continue
+            if state is None:
+                self.workers.pop(worker_id, None)
             else:
-                if record.value is not None:
-                    said.append(self.workers[(record.key or b"").decode(errors="replace")])
+                self.workers[worker_id] = state
+                said.append(state)
         self._next = end
         return said
 

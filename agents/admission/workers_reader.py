@@ -13,7 +13,7 @@ from agents.admission.brownout import Brownouts
 from agents.admission.routing import WorkersView
 from schemas.brownout import PoolLevel
 from schemas.codec import Undecodable, decode
-from schemas.worker import WorkerState
+from streams.heartbeats import said_in
 from streams.log.port import LogConsumer, LogError, LogRecord, TopicPartition
 from streams.log.reading import RECORDS_PER_POLL, kept_offsets, read_offsets
 from streams.topics import Topics
@@ -100,11 +100,8 @@ class WorkersReader:
         try:
             if record.topic == self._topics.brownout.name:
                 self._levels.take(decode(PoolLevel, record.value))
-            elif record.value is None:
-                self._view.update((record.key or b"").decode(errors="replace"), None)
             else:
-                state = decode(WorkerState, record.value)
-                self._view.update(state.worker_id, state)
+                self._view.update(*said_in(record))
         except Undecodable as error:
             _log.warning("record_unreadable", topic=record.topic, offset=record.offset, error=str(error))
             self.unreadable.append((record, error))

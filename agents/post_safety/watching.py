@@ -4,8 +4,9 @@ from collections.abc import Callable
 
 import structlog
 
-from schemas.codec import Undecodable, decode
+from schemas.codec import Undecodable
 from schemas.worker import WorkerState
+from streams.heartbeats import said_in
 from streams.log.port import LogConsumer
 
 SINCE_MS = 60_000
@@ -29,12 +30,12 @@ class WorkersWatch:
         """What has come since. Waits for nothing."""
         for record in self._reader.poll(_MAX_RECORDS, 0):
             try:
-                state = None if record.value is None else decode(WorkerState, record.value)
+                worker_id, state = said_in(record)
             except Undecodable as error:
                 # Admission reads them too, and buries it.
                 _log.warning("heartbeat_unreadable", offset=record.offset, error=str(error), repeats=True)
                 continue
-            tell((record.key or b"").decode(errors="replace"), state)
+            tell(worker_id, state)
 
     def close(self) -> None:
         self._reader.close()
