@@ -22,8 +22,8 @@ from agents.admission.services import Services
 from agents.admission.sources import SourceReader
 from agents.admission.watchdog import Excuses, Watchdog
 from agents.admission.workers_reader import WorkersReader
-from agents.quota.port import QuotaStore
-from agents.quota.store import QuotaUnavailable, RedisQuota
+from agents.quota.port import QuotaStore, QuotaUnavailable
+from agents.quota.store import RedisQuota
 from agents.safety.prompt_policies import PromptPolicies
 from streams.chat_tokenizer import tokenizer_of
 from streams.clocks import now_ms

@@ -4,7 +4,7 @@ from itertools import accumulate
 
 from agents.admission.refusals import invalid, too_long, unknown_token, unsupported
 from agents.admission.services import Tokenizer
-from agents.quota.store import Refusal
+from agents.quota.port import Refusal
 from schemas.request import MAX_EMBEDDED_NUMBERS, MAX_INPUT_TOKENS, Prompt, Request
 from streams.chat_tokenizer import MAX_CHARS_PER_TOKEN, TooManyTokens
 from streams.dialects.openai_error import endless_message, overflow_message

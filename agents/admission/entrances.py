@@ -12,7 +12,7 @@ from pydantic import Field, TypeAdapter
 
 from agents.admission.refusals import UNAVAILABLE, Buried, Origin, Refused, invalid
 from agents.admission.services import Services
-from agents.quota.store import Refusal
+from agents.quota.port import Refusal
 from schemas.base import Scope
 from schemas.batch import (
     CUSTOM_ID_HEADER,

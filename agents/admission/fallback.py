@@ -7,7 +7,7 @@ what its client is told, follow from the model that stands in `opened`.
 
 from agents.admission.services import Services
 from agents.admission.validation import may_wait, readmitted, validated
-from agents.quota.store import Decided
+from agents.quota.port import Decided
 from schemas.admission import Admission, StandIn
 from schemas.fallback import FallbackReason
 from schemas.request import Request

@@ -19,7 +19,7 @@ from agents.admission.route_plan import Looked, next_place, takes, with_room
 from agents.admission.services import Services
 from agents.admission.validation import ask_of, readmitted, unsupported_by
 from agents.quota.limits import limits_of
-from agents.quota.store import Decided, Finished, Refunded
+from agents.quota.port import Decided, Finished, Refunded
 from schemas.admission import Admission, Decision, Move
 from schemas.codec import Undecodable, decode
 from schemas.endings import EndingCode

@@ -44,7 +44,7 @@ from agents.admission.services import Services
 from agents.admission.stages import FUSED, ROOM, STAGES, Stage, StageResult, weight_of
 from agents.admission.turns import Pace
 from agents.admission.validation import readmitted
-from agents.quota.store import EpochLost, Finished, NotYet, QuotaUnavailable
+from agents.quota.port import EpochLost, Finished, NotYet, QuotaUnavailable
 from agents.safety.output_policies import OutputPolicyWriter
 from schemas.admission import Admission, Decision, Move
 from schemas.base import Record

@@ -11,8 +11,7 @@ from typing import Any
 from agents.admission.publisher import Publisher
 from agents.admission.refusals import Buried, Refused, ending_of
 from agents.quota.limits import limits_of
-from agents.quota.port import QuotaStore
-from agents.quota.store import Decided, Finished, Refusal
+from agents.quota.port import Decided, Finished, QuotaStore, Refusal
 from agents.safety.output_policies import OutputPolicyWriter
 from schemas.admission import Admission, Decision, Move
 from schemas.generated import Ending, Opened, Source

@@ -27,7 +27,8 @@ from pydantic import Field, TypeAdapter, model_validator
 from agents.admission import metrics
 from agents.admission.publisher import MustEnd
 from agents.quota.limits import limits_of
-from agents.quota.store import OUTCOME_KEEP_MS, QuotaUnavailable, RedisQuota, Refusal, Restored
+from agents.quota.port import OUTCOME_KEEP_MS, QuotaUnavailable, Refusal
+from agents.quota.store import RedisQuota, Restored
 from schemas.admission import Decision, StandIn
 from schemas.base import Record
 from schemas.codec import Undecodable, decode

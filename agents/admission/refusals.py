@@ -3,9 +3,10 @@
 A refusal answers somebody who is known to have asked; where nobody is, there is nobody to tell.
 """
 
+import hashlib
 from dataclasses import dataclass, field
 
-from agents.quota.store import RETRY_AFTER_MS, Refusal, jittered_ms
+from agents.quota.port import RETRY_AFTER_MS, Refusal
 from schemas.admission import Admission
 from schemas.base import Scope
 from schemas.dead_letter import DeadReason
@@ -133,3 +134,9 @@ def ending_of(origin: Origin, refusal: Refusal) -> Ending:
         prompt_tokens=origin.prompt_tokens,
         echo=origin.echo,
     )
+
+
+def jittered_ms(wait_ms: int, response_id: str) -> int:
+    """`wait_ms` plus up to a quarter of it, at least 250 ms wide; the same for the same response."""
+    digest = int.from_bytes(hashlib.blake2b(response_id.encode(), digest_size=4).digest(), "big")
+    return wait_ms + digest * max(wait_ms // 4, 250) // 2**32

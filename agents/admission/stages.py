@@ -34,7 +34,7 @@ from agents.admission.routing import Weight
 from agents.admission.services import Services
 from agents.admission.validation import may_wait, size_of, validation, work_chars
 from agents.quota.limits import limits_of
-from agents.quota.store import Decided, Finished, NotYet, Outcome, Refunded, Refusal, Reserved
+from agents.quota.port import Decided, Finished, NotYet, Outcome, Refunded, Refusal, Reserved
 from agents.safety.phrases import Match, PhraseSet
 from schemas.admission import Admission, Decision
 from schemas.brownout import Brownout

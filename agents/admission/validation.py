@@ -27,7 +27,7 @@ from agents.admission.refusals import (
 from agents.admission.route_plan import Ask, longest_context, longest_output, takes
 from agents.admission.services import Services, Tokenizer
 from agents.quota.limits import limits_of
-from agents.quota.store import Decided, Finished, Refunded, Refusal, Reserved
+from agents.quota.port import Decided, Finished, Refunded, Refusal, Reserved
 from schemas.admission import Admission
 from schemas.endings import EndingCode
 from schemas.fallback import Fallback

@@ -1,11 +1,104 @@
 """What admission and settlement ask of a quota store. What it means stands in `agents.quota.store`."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from agents.quota.store import NotYet, Outcome, Overdue, Placed, Refusal
+from pydantic import BaseModel, ConfigDict, Field
+
 from schemas.admission import Decision
+from schemas.endings import EndingCode
 from schemas.request import Lane
 from streams.directory import Limits
+from streams.topics import LONGEST_OUTAGE_MS
+
+OUTCOME_KEEP_MS = LONGEST_OUTAGE_MS + 900_000
+"""How long beyond its deadline a store knows how a response ended. The quarter of an hour is for starting again and for
+catching up."""
+RETRY_AFTER_MS = 1_000
+"""Advice where nothing is known of how long it will take."""
+
+
+class Refusal(BaseModel):
+    """Why a response is not admitted; the part of an `Ending` that is worth storing."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    code: EndingCode
+    message: str = ""
+    param: str | None = None
+    retry_after_ms: int | None = None
+    limits: dict[str, int] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """Tokens are held; nothing is decided yet.
+
+    `limits` are the figures of this moment, where this very call took the tokens: for the client, and no part of what
+    stands.
+    """
+
+    tokens: int
+    limits: Mapping[str, int] = field(default_factory=dict, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """Tokens are held and the route is set. `is_new`: by this very call. `limits`: as of `Reserved`."""
+
+    decision: Decision
+    tokens: int
+    is_new: bool = False
+    limits: Mapping[str, int] = field(default_factory=dict, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Where a response was put with one of its moves; None: no place took it."""
+
+    place: Decision | None
+
+
+@dataclass(frozen=True, slots=True)
+class NotYet:
+    """There is no room now. Nothing is stored: ask again, after `refusal.retry_after_ms` or so.
+
+    `refusal` is what somebody who cannot wait would be told.
+    """
+
+    refusal: Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The response has ended and is settled: nothing is left to do for its request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refunded:
+    """What was held was returned long after the deadline. Its ending may be missing: it can only be refused now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Overdue:
+    """A reservation that nobody has settled by its deadline."""
+
+    response_id: str
+    deadline_ms: int
+    decision: Decision | None
+
+
+Outcome = Reserved | Decided | Refusal | Refunded | Finished
+"""What stands for a response."""
+
+
+class QuotaUnavailable(Exception):
+    """The store did not answer in time. The same call may be made again; it may also have taken effect."""
+
+
+class EpochLost(QuotaUnavailable):
+    """The store has lost its memory: nothing may be decided before it is rebuilt."""
 
 
 class QuotaStore(Protocol):

@@ -34,32 +34,39 @@ on. If Redis lost its memory, or was started again and may have lost the last se
 finds neither its marker nor an epoch that holds and raises `EpochLost`; nothing is decided until `recovery` rebuilt it.
 """
 
-import hashlib
 import uuid
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from agents.quota.port import (
+    OUTCOME_KEEP_MS,
+    RETRY_AFTER_MS,
+    Decided,
+    EpochLost,
+    Finished,
+    NotYet,
+    Outcome,
+    Overdue,
+    Placed,
+    QuotaUnavailable,
+    Refunded,
+    Refusal,
+    Reserved,
+)
 from schemas.admission import Decision
 from schemas.endings import ENDINGS, EndingCode
 from schemas.request import Lane
 from streams import redis_keys
 from streams.directory import Limits
 from streams.script_pipeline import Answer, Script, ScriptPipeline
-from streams.topics import LONGEST_OUTAGE_MS
 
-OUTCOME_KEEP_MS = LONGEST_OUTAGE_MS + 900_000
-"""The quarter of an hour is for starting again and for catching up."""
 REFUSALS_KEPT = 10_000
 """Per tenant, at most."""
-RETRY_AFTER_MS = 1_000
-"""Advice where nothing is known of how long it will take."""
 _REFUSED = ("refused:1", "refused:2", "cancelled:1", "cancelled:2")
 _ACTIVE = ("active", "jobs")
 """What is reserved: responses, and work of the batch lane."""
@@ -88,67 +95,6 @@ class _Epoch:
     run_id: str
 
 
-class Refusal(BaseModel):
-    """Why a response is not admitted; the part of an `Ending` that is worth storing."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-    code: EndingCode
-    message: str = ""
-    param: str | None = None
-    retry_after_ms: int | None = None
-    limits: dict[str, int] = Field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Reserved:
-    """Tokens are held; nothing is decided yet.
-
-    `limits` are the figures of this moment, where this very call took the tokens: for the client, and no part of what
-    stands.
-    """
-
-    tokens: int
-    limits: Mapping[str, int] = field(default_factory=dict, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Decided:
-    """Tokens are held and the route is set. `is_new`: by this very call. `limits`: as of `Reserved`."""
-
-    decision: Decision
-    tokens: int
-    is_new: bool = False
-    limits: Mapping[str, int] = field(default_factory=dict, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """Where a response was put with one of its moves; None: no place took it."""
-
-    place: Decision | None
-
-
-@dataclass(frozen=True, slots=True)
-class NotYet:
-    """There is no room now. Nothing is stored: ask again, after `refusal.retry_after_ms` or so.
-
-    `refusal` is what somebody who cannot wait would be told.
-    """
-
-    refusal: Refusal
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """The response has ended and is settled: nothing is left to do for its request."""
-
-
-@dataclass(frozen=True, slots=True)
-class Refunded:
-    """What was held was returned long after the deadline. Its ending may be missing: it can only be refused now."""
-
-
 @dataclass(frozen=True, slots=True)
 class Restored:
     """A reservation rebuilt from the log. `decision` None: it was refused."""
@@ -160,33 +106,6 @@ class Restored:
     deadline_ms: int
     decision: Decision | None
     refusal: Refusal | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Overdue:
-    """A reservation that nobody has settled by its deadline."""
-
-    response_id: str
-    deadline_ms: int
-    decision: Decision | None
-
-
-Outcome = Reserved | Decided | Refusal | Refunded | Finished
-"""What stands for a response."""
-
-
-class QuotaUnavailable(Exception):
-    """The store did not answer in time. The same call may be made again; it may also have taken effect."""
-
-
-class EpochLost(QuotaUnavailable):
-    """The store has lost its memory: nothing may be decided before it is rebuilt."""
-
-
-def jittered_ms(wait_ms: int, response_id: str) -> int:
-    """`wait_ms` plus up to a quarter of it, at least 250 ms wide; the same for the same response."""
-    digest = int.from_bytes(hashlib.blake2b(response_id.encode(), digest_size=4).digest(), "big")
-    return wait_ms + digest * max(wait_ms // 4, 250) // 2**32
 
 
 class RedisQuota:

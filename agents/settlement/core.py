@@ -14,8 +14,7 @@ from typing import Protocol
 import structlog
 
 from agents.quota.limits import limits_of
-from agents.quota.port import QuotaStore
-from agents.quota.store import OUTCOME_KEEP_MS, Overdue, QuotaUnavailable
+from agents.quota.port import OUTCOME_KEEP_MS, Overdue, QuotaStore, QuotaUnavailable
 from agents.settlement import metrics
 from schemas.admission import Decision
 from schemas.codec import Undecodable, decode

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
-from agents.quota.store import Finished, RedisQuota
+from agents.quota.port import Finished
+from agents.quota.store import RedisQuota
 from agents.settlement import core
 from agents.settlement.core import REMEMBERED_MS, LaneQueues, Settlement
 from schemas.base import Scope

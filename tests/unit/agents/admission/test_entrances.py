@@ -17,8 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from agents.admission.app import bindings
 from agents.admission.entrances import read_request
 from agents.admission.in_order import InOrder
-from agents.admission.refusals import Buried
-from agents.quota.store import jittered_ms
+from agents.admission.refusals import Buried, jittered_ms
 from schemas.batch import CUSTOM_ID_HEADER, EXPIRES_HEADER, SIGNATURE_HEADER, TENANT_HEADER
 from schemas.codec import Undecodable
 from schemas.endings import EndingCode

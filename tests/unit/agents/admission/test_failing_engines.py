@@ -7,7 +7,7 @@ import pytest
 from agents.admission.routing import PICKUP_MS, WorkersView
 from agents.admission.stages import FUSED, STAGES, Stage, room
 from agents.admission.validation import validation
-from agents.quota.store import NotYet
+from agents.quota.port import NotYet
 from schemas.admission import Admission
 from schemas.endings import EndingCode
 from schemas.fallback import Fallback

@@ -10,7 +10,7 @@ import pytest
 from agents.admission.brownout import Brownouts
 from agents.admission.routing import QueueBound
 from agents.admission.stages import FUSED, STAGES, Stage
-from agents.quota.store import Decided
+from agents.quota.port import Decided
 from billing_jobs.pricing import PICO_PER_TOKEN_OF_PRICE, PriceBook, charge, prices_to_append
 from schemas.brownout import Brownout, PoolLevel
 from schemas.endings import EndingCode

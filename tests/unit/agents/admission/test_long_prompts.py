@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from agents.admission.long_prompts import LONG_CHARS, LongPrompts
-from agents.quota.store import RETRY_AFTER_MS
+from agents.quota.port import RETRY_AFTER_MS
 from schemas.endings import EndingCode
 from schemas.generated import Opened
 from schemas.request import Message, Sampling, Tool

@@ -12,7 +12,7 @@ from agents.admission.publisher import PublishFailed
 from agents.admission.route_plan import Ask, Looked, Option, next_place
 from agents.admission.routing import Load, QueueBound
 from agents.admission.sources import SourceReader
-from agents.quota.store import Decided
+from agents.quota.port import Decided
 from schemas.admission import Failed, Move
 from schemas.brownout import Brownout, PoolLevel
 from schemas.endings import EndingCode

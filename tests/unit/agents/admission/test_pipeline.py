@@ -10,7 +10,7 @@ from agents.admission.app import bindings
 from agents.admission.pipeline import Pipeline
 from agents.admission.publisher import MustEnd
 from agents.admission.stages import STAGES
-from agents.quota.store import EpochLost
+from agents.quota.port import EpochLost
 from schemas.endings import EndingCode
 from schemas.generated import Ending, Opened
 from schemas.request import AdmittedRequest

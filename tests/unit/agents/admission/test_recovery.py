@@ -22,7 +22,8 @@ from agents.admission.recovery import (
 )
 from agents.admission.routing import WorkersView
 from agents.admission.workers_reader import WorkersReader
-from agents.quota.store import OUTCOME_KEEP_MS, EpochLost, Finished, QuotaUnavailable, RedisQuota, Refusal, Restored
+from agents.quota.port import OUTCOME_KEEP_MS, EpochLost, Finished, QuotaUnavailable, Refusal
+from agents.quota.store import RedisQuota, Restored
 from schemas.admission import StandIn
 from schemas.base import Scope
 from schemas.brownout import PoolLevel

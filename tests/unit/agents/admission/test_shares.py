@@ -13,7 +13,8 @@ from agents.admission.in_order import MAX_BYTES_IN_WORK, InOrder
 from agents.admission.pipeline import PLACES, places_among
 from agents.admission.places import Place, Places, Taken
 from agents.admission.turns import FairOrder
-from agents.quota.store import RedisQuota, Refusal
+from agents.quota.port import Refusal
+from agents.quota.store import RedisQuota
 from schemas.endings import EndingCode
 from streams.directory import Limits
 from tests.unit.agents.admission.region_in_memory import IN_WORK, region

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from agents.admission.refusals import jittered_ms
 from agents.admission.stages import STAGES
 from agents.admission.validation import lane_of, validation
-from agents.quota.store import Refusal, jittered_ms
+from agents.quota.port import Refusal
 from schemas.endings import ENDINGS, EndingCode
 from schemas.generated import Opened
 from schemas.request import AdmittedRequest, Lane, Message, Sampling, TextPart, Tool
@@ -214,6 +215,14 @@ async def test_phrases_are_compiled_once_however_often_the_settings_are_read(wor
     assert phrases.of(again) is compiled
     policy = tenant.policy.model_copy(update={"prompt_allow": ["open the vault of heaven"]})
     assert phrases.of(tenant.model_copy(update={"policy": policy})) is not compiled
+
+
+def test_retry_advice_is_jittered_and_repeatable() -> None:
+    advice = {jittered_ms(10_000, f"r{i}") for i in range(50)}
+    assert len(advice) > 40
+    assert all(10_000 <= ms <= 12_500 for ms in advice)
+    assert jittered_ms(10_000, "r1") == jittered_ms(10_000, "r1")
+    assert jittered_ms(0, "r1") <= 250
 
 
 async def test_advice_to_wait_is_jittered_once(world: World) -> None:

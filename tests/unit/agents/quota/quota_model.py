@@ -3,9 +3,8 @@
 import math
 from dataclasses import dataclass, field, replace
 
-from agents.quota.store import (
+from agents.quota.port import (
     OUTCOME_KEEP_MS,
-    REFUSALS_KEPT,
     RETRY_AFTER_MS,
     Decided,
     Finished,
@@ -17,8 +16,8 @@ from agents.quota.store import (
     Refunded,
     Refusal,
     Reserved,
-    Restored,
 )
+from agents.quota.store import REFUSALS_KEPT, Restored
 from schemas.admission import Decision
 from schemas.endings import ENDINGS, EndingCode
 from schemas.request import Lane

@@ -5,8 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 from redis.asyncio import Redis
 
-from agents.quota.port import QuotaStore
-from agents.quota.store import Placed
+from agents.quota.port import Placed, QuotaStore
 from schemas.admission import Decision
 from tests.unit.agents.quota.quota_model import ModelQuota
 from tests.unit.agents.quota.test_quota import LIMITS, NOW, ROUTE, new_quota

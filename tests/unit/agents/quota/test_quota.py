@@ -10,19 +10,8 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from agents.quota.store import (
-    Decided,
-    EpochLost,
-    Finished,
-    NotYet,
-    QuotaUnavailable,
-    RedisQuota,
-    Refunded,
-    Refusal,
-    Reserved,
-    Restored,
-    jittered_ms,
-)
+from agents.quota.port import Decided, EpochLost, Finished, NotYet, QuotaUnavailable, Refunded, Refusal, Reserved
+from agents.quota.store import RedisQuota, Restored
 from deploy.local.plan import redis_command
 from schemas.admission import Decision
 from schemas.endings import EndingCode
@@ -517,11 +506,3 @@ def test_a_budget_is_exact_under_concurrency_and_retries(redis_url: str) -> None
     assert len(admitted) == 100
     assert len(answers) == 400
     assert all(len(heard) == 1 for heard in answers.values()), "both attempts hear the same"
-
-
-def test_retry_advice_is_jittered_and_repeatable() -> None:
-    advice = {jittered_ms(10_000, f"r{i}") for i in range(50)}
-    assert len(advice) > 40
-    assert all(10_000 <= ms <= 12_500 for ms in advice)
-    assert jittered_ms(10_000, "r1") == jittered_ms(10_000, "r1")
-    assert jittered_ms(0, "r1") <= 250

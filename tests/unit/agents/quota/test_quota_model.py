@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from redis.asyncio import Redis
 
-from agents.quota.store import Finished, RedisQuota, Refusal, Restored
+from agents.quota.port import Finished, Refusal
+from agents.quota.store import RedisQuota, Restored
 from schemas.admission import Decision
 from schemas.endings import EndingCode
 from schemas.request import LANES, Lane

@@ -6,7 +6,8 @@ import uuid
 import pytest
 from redis.asyncio import Redis
 
-from agents.quota.store import RedisQuota, Refusal, Reserved
+from agents.quota.port import Refusal, Reserved
+from agents.quota.store import RedisQuota
 from schemas.endings import EndingCode
 from streams import redis_keys
 from streams.directory import Limits

@@ -2,7 +2,8 @@
 
 from redis.asyncio import Redis
 
-from agents.quota.store import Decided, RedisQuota, Refusal, Reserved
+from agents.quota.port import Decided, Refusal, Reserved
+from agents.quota.store import RedisQuota
 from schemas.admission import Decision
 from schemas.endings import EndingCode
 from tests.unit.agents.quota.test_quota import LIMITS, NOW, OTHER_ROUTE, ROUTE, decide, new_quota, refuse

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from agents.quota.store import Reserved
+from agents.quota.port import Reserved
 from agents.settlement.core import (
     FORGOTTEN_SLACK_MS,
     REMEMBERED_MS,

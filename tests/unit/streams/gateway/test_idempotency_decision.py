@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from agents.quota.store import OUTCOME_KEEP_MS
+from agents.quota.port import OUTCOME_KEEP_MS
 from streams.gateway.idempotency.decision import (
     DECIDED_ONCE_MS,
     TRIED_WITHIN_MS,
