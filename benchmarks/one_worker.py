@@ -9,9 +9,9 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from heapq import heappop, heappush
 from typing import Protocol
 
+from benchmarks.agenda import Agenda
 from gpu_consumers.core.fair_queue import NEVER, OUTPUT_COST, Queued
 from gpu_consumers.core.held import Held
 from gpu_consumers.core.scheduler import Given
@@ -170,7 +170,7 @@ class OneWorker:
         self._arrivals: dict[str, Arrival] = {}
         self._live: dict[str, _Live] = {}
         self._paused: dict[str, _Live] = {}
-        self._on_their_way: list[tuple[float, str, Callable[[float], None]]] = []
+        self._on_their_way = Agenda()
         self._number = 0
         self.waiting = Waiting()
         self.seen = Seen()
@@ -183,7 +183,7 @@ class OneWorker:
             due_s = self.engine.next_due_s
             next_s = min(
                 coming[-1].at_s if coming else until_s,
-                self._on_their_way[0][0] if self._on_their_way else until_s,
+                self._on_their_way.next_s,
                 until_s if due_s is None else due_s,
                 until_s,
             )
@@ -192,8 +192,7 @@ class OneWorker:
             now_s = max(next_s, now_s)
             while coming and coming[-1].at_s <= now_s:
                 self._arrive(coming.pop())
-            while self._on_their_way and self._on_their_way[0][0] <= now_s:
-                heappop(self._on_their_way)[2](now_s)
+            self._on_their_way.do_due(now_s)
             for delta in self.engine.step(now_s):
                 if delta.error is not None:
                     self._fail(delta.request_id.partition("/")[0])
@@ -242,10 +241,7 @@ class OneWorker:
         self._live[item.response_id] = live
         self._held.add(item.lane, item.tenant_id, 1, on_floor=given.on_floor)
         self._held.silent[item.lane] += 1
-        self._later(now_s + CLAIM_S, live, partial(self._enter, live))
-
-    def _later(self, at_s: float, live: _Live, what: Callable[[float], None]) -> None:
-        heappush(self._on_their_way, (at_s, live.attempt, what))
+        self._on_their_way.at(now_s + CLAIM_S, partial(self._enter, live))
 
     def _enter(self, live: _Live, now_s: float) -> None:
         priority = 0 if live.given.on_floor else LANES.index(live.item.lane)
@@ -262,7 +258,7 @@ class OneWorker:
         self.engine.abort(live.attempt, now_s)
         self._leave(name, goes_on=True)
         live.pauses += 1
-        self._later(now_s + READ_BACK_S, live, partial(self._wait_again, live))
+        self._on_their_way.at(now_s + READ_BACK_S, partial(self._wait_again, live))
 
     def _wait_again(self, live: _Live, now_s: float) -> None:
         may_pause = live.pauses < self._max_pauses

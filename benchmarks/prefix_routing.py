@@ -10,12 +10,13 @@ with all that was said, two to six times. Only the cost of a decision is CPU tim
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from functools import partial
 from itertools import count
 from time import thread_time
 
 from agents.admission.affinity import cache_id
 from agents.admission.routing import Load, Weight, WorkersView, choose
+from benchmarks.agenda import Agenda
 from benchmarks.figures import Report, percentile
 from gpu_consumers.core.membership import beat_every_ms
 from gpu_consumers.engines.port import EngineRequest
@@ -166,8 +167,7 @@ class Pool:
         self._view = WorkersView()
         self._policy, self._scene, self._seed = POLICIES[policy], scene, seed
         self._rng = random.Random(f"{seed}/{policy}")
-        self._order = count()
-        self._due: list[tuple[float, int, Callable[[float], None]]] = []
+        self._agenda = Agenda()
         self.turns: list[Turn] = []
 
     def run(self, until_s: float) -> None:
@@ -176,28 +176,19 @@ class Pool:
             at_s += arrivals.expovariate(self._scene.rate)
             if at_s >= until_s:
                 break
-            self._at(at_s, lambda now_s, number=number: self._ask(_begun(number, self._seed, self._scene), now_s))  # type: ignore[misc]
+            self._agenda.at(at_s, partial(self._begin, number))
         for worker in self.workers:
-            self._at(worker.partition * BEAT_S / WORKERS, lambda now_s, worker=worker: self._beat(worker, now_s))  # type: ignore[misc]
-        now_s = 0.0
-        while now_s < until_s:
-            dues_s = [worker.engine.next_due_s for worker in self.workers]
-            next_s = min([self._due[0][0], *(due_s for due_s in dues_s if due_s is not None)])
-            now_s = max(next_s, now_s)
-            for worker, due_s in zip(self.workers, dues_s, strict=True):
-                if due_s is not None and due_s <= now_s:
-                    self._step(worker, now_s)
-            while self._due[0][0] <= now_s:
-                heappop(self._due)[2](now_s)
-
-    def _at(self, at_s: float, do: Callable[[float], None]) -> None:
-        heappush(self._due, (at_s, next(self._order), do))
+            self._agenda.at(worker.partition * BEAT_S / WORKERS, partial(self._beat, worker))
+        self._agenda.run(until_s, self.workers, lambda worker: worker.engine.next_due_s, self._step)
 
     def _beat(self, worker: Worker, now_s: float) -> None:
         if now_s >= WARM_UP_S:
             worker.slot_s += worker.engine.stats().running * BEAT_S
         self._view.update(worker.worker_id, worker.beat(now_s))
-        self._at(now_s + BEAT_S, lambda now_s: self._beat(worker, now_s))
+        self._agenda.at(now_s + BEAT_S, partial(self._beat, worker))
+
+    def _begin(self, number: int, now_s: float) -> None:
+        self._ask(_begun(number, self._seed, self._scene), now_s)
 
     def _ask(self, asks: Conversation, now_s: float) -> None:
         asks.turns_left -= 1
@@ -228,7 +219,7 @@ class Pool:
         if asks.turns_left:
             asks.tokens += turn.answer
             asks.says(asks.source.randint(*QUESTION))
-            self._at(now_s + asks.source.expovariate(1 / THINKS_S), lambda now_s: self._ask(asks, now_s))
+            self._agenda.at(now_s + asks.source.expovariate(1 / THINKS_S), partial(self._ask, asks))
 
 
 def _measured(report: Report, scene: Scene, seconds: float, seed: int) -> None:

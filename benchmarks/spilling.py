@@ -7,12 +7,12 @@ away is read 20 ms later. When a worker is added, partitions with what waits in 
 """
 
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
-from itertools import count
+from functools import partial
 
 from agents.admission.routing import Weight, WorkersView, choose
+from benchmarks.agenda import Agenda
 from benchmarks.figures import Report, percentile
 from gpu_consumers.core.fair_queue import Queued
 from gpu_consumers.core.held import Held
@@ -150,8 +150,7 @@ class Pool:
 
     def __init__(self, policy: str, scene: Scene, seed: int) -> None:
         self._scene, self._seed, self._per_s = scene, seed, POLICIES[policy]
-        self._order = count()
-        self._due: list[tuple[float, int, Callable[[float], None]]] = []
+        self._agenda = Agenda()
         self._view = WorkersView()
         self._draws = random.Random(f"{seed}/asked")
         self.workers: list[Worker] = []
@@ -169,7 +168,7 @@ class Pool:
         spilling = Spilling(worker_id, "p", self._per_s)
         worker = Worker(worker_id, SimulatedCore(settings), spilling, partitions)
         self.workers.append(worker)
-        self._at(number * BEAT_S / 4, lambda now_s: self._beat(worker, now_s))
+        self._agenda.at(number * BEAT_S / 4, partial(self._beat, worker))
         return worker
 
     def run(self, until_s: float) -> None:
@@ -177,28 +176,17 @@ class Pool:
         if scene.backlog_s:
             for _ in range(int(scene.backlog_s * 3 * RATE_OF_ONE)):
                 self._ask(0.0)
-            self._at(5.0, self._fourth)
+            self._agenda.at(5.0, self._fourth)
         else:
             for at_s in self._arrivals(scene.load * 4 * RATE_OF_ONE, until_s):
-                self._at(at_s, self._ask)
-            self._at(10.0, lambda now_s: self.workers[0].becomes(SLOWER, now_s))
-        now_s = 0.0
-        while now_s < until_s and self._due:
-            dues_s = [worker.due_s for worker in self.workers]
-            now_s = max(min([self._due[0][0], *(due_s for due_s in dues_s if due_s is not None)]), now_s)
-            for worker, due_s in zip(self.workers, dues_s, strict=True):
-                if due_s is not None and due_s <= now_s:
-                    worker.steps(now_s)
-            while self._due and self._due[0][0] <= now_s:
-                heappop(self._due)[2](now_s)
+                self._agenda.at(at_s, self._ask)
+            self._agenda.at(10.0, partial(self.workers[0].becomes, SLOWER))
+        self._agenda.run(until_s, self.workers, lambda worker: worker.due_s, Worker.steps)
 
     def _arrivals(self, rate: float, until_s: float) -> Iterator[float]:
         source, at_s = random.Random(f"{self._seed}/arrivals"), 0.0
         while (at_s := at_s + source.expovariate(rate)) < until_s:
             yield at_s
-
-    def _at(self, at_s: float, do: Callable[[float], None]) -> None:
-        heappush(self._due, (at_s, next(self._order), do))
 
     def _ask(self, now_s: float) -> None:
         number, draws = len(self.asked), self._draws
@@ -232,7 +220,7 @@ class Pool:
                 if asked.partition in moved
             ]  # fmt: skip
         self.added_s = now_s
-        self._at(now_s + REBALANCE_S, lambda now_s: self._begins(moved, came, now_s))
+        self._agenda.at(now_s + REBALANCE_S, partial(self._begins, moved, came))
 
     def _begins(self, partitions: set[int], came: list[Asked], now_s: float) -> None:
         worker = self._add(partitions)
@@ -245,7 +233,7 @@ class Pool:
         for each in self.workers:
             each.spilling.heard(state)
         self._give(worker, now_s)
-        self._at(now_s + BEAT_S, lambda now_s: self._beat(worker, now_s))
+        self._agenda.at(now_s + BEAT_S, partial(self._beat, worker))
         if self.added_s is not None and self.has_share_s is None and self._has_share():
             self.has_share_s = now_s - self.added_s
 
@@ -270,7 +258,7 @@ class Pool:
             asked = worker.leaves(spill.response_id, given=True)
             asked.spills, asked.partition = asked.spills + 1, spill.partition
             to = next(each for each in self.workers if spill.partition in each.partitions)
-            self._at(now_s + READ_S, lambda now_s, to=to, asked=asked: to.reads(asked, now_s))  # type: ignore[misc]
+            self._agenda.at(now_s + READ_S, partial(to.reads, asked))
 
 
 def _measured(report: Report, scene: Scene, seconds: float, seed: int) -> None:
