@@ -81,7 +81,6 @@ class Partitions:
     responses: int = 64
     """So many gateways can share a region; each gives new responses to one or a few of its own."""
     usage: int = 4
-    control: int = 1
 
 
 class Topics:
@@ -136,7 +135,7 @@ class Topics:
         )  # fmt: skip
         self.responses = Topic(name("responses"), "response id", RESPONSES, p.responses, DAY_MS, extra=_APPEND_TIME)
         self.usage = Topic(name("usage"), "response id", USAGE, p.usage, 400 * DAY_MS, extra=_APPEND_TIME)
-        self.control = Topic(name("control"), "response id", CONTROL, p.control, HOUR_MS, extra=_APPEND_TIME)
+        self.control = Topic(name("control"), "response id", CONTROL, 1, HOUR_MS, extra=_APPEND_TIME)
         self.workers = Topic(name("workers"), "worker id", WorkerState, 1, None)
         # How far each pool is degraded: one admission worker says it, all of them go by it.
         self.brownout = Topic(name("brownout"), "pool", PoolLevel, 1, None, extra={"segment.ms": str(HOUR_MS)})

@@ -51,9 +51,7 @@ class Region:
     lane_partitions: int = 2
 
     def __post_init__(self) -> None:
-        self.topics = Topics(
-            self.name, ["pool"], Partitions(lane=self.lane_partitions, generated=2, responses=2, control=1)
-        )
+        self.topics = Topics(self.name, ["pool"], Partitions(lane=self.lane_partitions, generated=2, responses=2))
         provision(self.kafka, self.topics.all([]))
         self.producer = ProducerThread(KafkaProducer(self.kafka, "test"))
         self.reader = KafkaConsumer(self.kafka, None, "test-reader")

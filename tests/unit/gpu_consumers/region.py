@@ -22,7 +22,7 @@ from streams.log.memory import MemoryLog
 from streams.topics import Partitions, Topics
 from tests.unit.gpu_consumers.engines.simulated_runs import run
 
-TOPICS = Topics("test", ["pool"], Partitions(lane=2, generated=2, control=1))
+TOPICS = Topics("test", ["pool"], Partitions(lane=2, generated=2))
 SCOPE = Scope(tenant_id="acme", traceparent="00-trace")
 ENGINE = SimulatedEngineSettings(ttft_ms=20, prompt_token_us=0, inter_token_ms=20, step_ms=20, kv_blocks=1_000)
 LEASE_MS = 4_000
