@@ -17,6 +17,7 @@ from schemas.control import AttemptVoid, Cancel, Halt
 from schemas.endings import EndingCode
 from schemas.generated import GENERATED, Ending, Fence, FinishReason, Frame, Opened
 from schemas.request import AdmittedRequest, Lane, ReplyTo, Sampling
+from schemas.usage import USAGE, ComputeRecord
 from streams.accepted_prefix import AcceptedPrefix
 from streams.log.memory import MemoryLog
 from streams.topics import Partitions, Topics
@@ -252,6 +253,18 @@ class Region:
     def records(self, topic: str, kind: type[Any], adapter: Any) -> list[Any]:
         found = (adapter.validate_json(record.value or b"") for record in self.log.records(topic))
         return [record for record in found if isinstance(record, kind)]
+
+    def fences(self) -> list[Fence]:
+        return self.records(TOPICS.generated.name, Fence, GENERATED)
+
+    def frames(self) -> list[Frame]:
+        return self.records(TOPICS.generated.name, Frame, GENERATED)
+
+    def endings(self) -> list[Ending]:
+        return self.records(TOPICS.generated.name, Ending, GENERATED)
+
+    def computed(self) -> list[ComputeRecord]:
+        return self.records(TOPICS.usage.name, ComputeRecord, USAGE)
 
     def answers_to(self, response_id: str) -> list[list[int]]:
         """What the engine says, undisturbed: of each choice."""

@@ -5,11 +5,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from schemas.endings import EndingCode
-from schemas.generated import GENERATED, FinishReason, Frame
+from schemas.generated import FinishReason
 from schemas.request import Lane
-from schemas.usage import USAGE, ComputeRecord
 from streams.log.memory import Fault, FaultKind
-from tests.unit.gpu_consumers.fleet import TOPICS, Fleet, check, delta
+from tests.unit.gpu_consumers.fleet import Fleet, check, delta
 
 
 def says(fleet: Fleet, attempt_id: str, choice: int, text: str, finish: FinishReason = "") -> None:
@@ -25,11 +24,7 @@ def test_every_choice_is_answered_in_full(coalesce_ms: int) -> None:
     assert fleet.region.terminal(several) is fleet.region.terminal(one) is EndingCode.COMPLETED
     assert [len(fleet.region.of_choice[several, choice]) for choice in range(3)] == [25, 25, 25]
     assert len({tuple(fleet.region.of_choice[several, choice]) for choice in range(3)}) == 3
-    [compute] = [
-        record
-        for record in fleet.region.records(TOPICS.usage.name, ComputeRecord, USAGE)
-        if record.response_id == several
-    ]
+    [compute] = [record for record in fleet.region.computed() if record.response_id == several]
     assert (compute.outcome, compute.generated_tokens) == ("completed", 75)
 
 
@@ -73,7 +68,7 @@ def test_rows_that_waited_leave_in_the_order_of_their_numbers() -> None:
         says(fleet, attempt_id, choice, ".", "stop")
     fleet.settle()
     assert fleet.region.terminal(response_id) is EndingCode.COMPLETED
-    frames = fleet.region.records(TOPICS.generated.name, Frame, GENERATED)
+    frames = fleet.region.frames()
     numbers = [number for each in frames for number in each.first_sequence]
     assert numbers == sorted(numbers)
     assert sorted("".join(fleet.region.text[response_id])) == sorted("abcdef...")

@@ -3,7 +3,6 @@
 from gpu_consumers.core.claims import AskClaim, ClaimTable
 from gpu_consumers.core.effects import AskReadBack, Effect, ReleaseClaim
 from schemas.endings import EndingCode
-from schemas.generated import GENERATED, Fence
 from tests.unit.gpu_consumers.fleet import LEASE_MS, TOPICS, Fleet, check
 
 
@@ -155,7 +154,7 @@ def test_a_read_back_from_a_claim_that_forgot_an_attempt_is_done_again_from_that
     fleet.start("c")
     fleet.settle()
     check(fleet.region)
-    takeovers = [each for each in fleet.region.records(TOPICS.generated.name, Fence, GENERATED) if each.kind != "fresh"]
+    takeovers = [each for each in fleet.region.fences() if each.kind != "fresh"]
     begun_at = fleet.region.prefixes[response_id].begun_offset
     assert [fence.since_offset for fence in takeovers] == [ends, begun_at]
     assert fleet.region.terminal(response_id) is EndingCode.COMPLETED

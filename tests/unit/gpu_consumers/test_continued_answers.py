@@ -5,8 +5,7 @@ from gpu_consumers.core.work import MAX_LOSSES
 from gpu_consumers.engines.port import EngineDied
 from gpu_consumers.engines.simulated import SimulatedCore
 from schemas.endings import EndingCode
-from schemas.generated import GENERATED, Ending
-from tests.unit.gpu_consumers.fleet import LEASE_MS, TOPICS, Fleet, check
+from tests.unit.gpu_consumers.fleet import LEASE_MS, Fleet, check
 
 
 def test_a_frozen_worker_that_wakes_does_not_end_what_another_goes_on_with() -> None:
@@ -92,7 +91,7 @@ def test_who_says_something_and_kills_its_engine_each_time_does_so_three_times()
     fleet.settle()
     check(fleet.region)
     assert fleet.region.terminal(killer) is EndingCode.GENERATION_INTERRUPTED
-    [ending] = fleet.region.records(TOPICS.generated.name, Ending, GENERATED)
+    [ending] = fleet.region.endings()
     assert ending.message.endswith("it is not continued: its engine died 3 times.")
     assert worker.deaths == MAX_LOSSES
 

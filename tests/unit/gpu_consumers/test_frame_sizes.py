@@ -9,7 +9,6 @@ from gpu_consumers.metrics import WorkerMetrics
 from gpu_consumers.parsing.bounds import MAX_ARGUMENTS_CHARS
 from gpu_consumers.worker import Ports, Worker
 from schemas.endings import EndingCode
-from schemas.generated import GENERATED, Ending, Fence, Frame
 from streams.log.port import MAX_RECORD_BYTES
 from streams.settings import WorkerSettings
 from tests.unit.gpu_consumers.fleet import TOPICS, Fleet, delta
@@ -27,7 +26,7 @@ def test_no_record_is_too_large_where_all_choices_tell_long_arguments_in_one_ste
     fleet.settle()
     assert fleet.region.terminal(response_id) is EndingCode.COMPLETED
     assert len(fleet.region.tokens[response_id]) == CHOICES
-    frames = fleet.region.records(TOPICS.generated.name, Frame, GENERATED)
+    frames = fleet.region.frames()
     assert max(len(frame.encode()) for frame in frames) < TOPICS.generated.max_message_bytes / 2
 
 
@@ -58,7 +57,7 @@ async def test_what_no_record_holds_ends_its_own_answer_and_neither_its_worker_n
     fleet.settle()
     assert [region.terminal(response_id) for response_id, _ in others] == [EndingCode.COMPLETED] * 2
     assert [region.text[response_id] for response_id, _ in others] == [["y"], ["z"]]
-    [ending] = region.records(TOPICS.generated.name, Ending, GENERATED)
+    [ending] = region.endings()
     assert (ending.response_id, ending.code, ending.attempt_id) == (large, EndingCode.ENGINE_FAILED, of_large)
-    fences = region.records(TOPICS.generated.name, Fence, GENERATED)
+    fences = region.fences()
     assert [fence.attempt_id for fence in fences if fence.response_id == large] == [of_large]

@@ -8,8 +8,8 @@ from gpu_consumers.core.frames import FrameColumns, joined
 from gpu_consumers.engines.port import EngineDelta
 from gpu_consumers.metrics import WorkerMetrics
 from schemas.endings import EndingCode
-from schemas.generated import GENERATED, Frame, Kind
-from tests.unit.gpu_consumers.fleet import SCOPE, TOPICS, Fleet, delta
+from schemas.generated import Frame, Kind
+from tests.unit.gpu_consumers.fleet import SCOPE, Fleet, delta
 
 Told = tuple[int, Kind, int, str]
 """Of one token: choice, kind, call and text."""
@@ -59,7 +59,7 @@ def test_every_token_keeps_its_choice_kind_call_and_text_whatever_waits(
     fleet.settle()
     assert fleet.region.terminal(response_id) is EndingCode.COMPLETED
     given_tokens = [(choice, *strand, text) for step in steps for choice, strand, texts in step for text in texts]
-    told = tokens_of(fleet.region.records(TOPICS.generated.name, Frame, GENERATED))
+    told = tokens_of(fleet.region.frames())
     for choice in range(CHOICES):
         of_choice = [told[number] for number in sorted(told) if told[number][0] == choice]
         assert of_choice == [token for token in given_tokens if token[0] == choice]
@@ -76,7 +76,7 @@ def test_an_answer_keeps_its_order_when_the_clock_is_set_back() -> None:
     fleet.says(delta(attempt_id, "c", finish="stop"))
     fleet.settle()
     assert fleet.region.terminal(response_id) is EndingCode.COMPLETED
-    frames = fleet.region.records(TOPICS.generated.name, Frame, GENERATED)
+    frames = fleet.region.frames()
     assert [number for frame in frames for number in frame.first_sequence] == [1, 2, 3]
 
 

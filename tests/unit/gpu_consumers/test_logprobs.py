@@ -3,7 +3,7 @@
 from gpu_consumers.core.frames import MAX_FRAME_ROWS
 from gpu_consumers.engines.port import EngineDelta
 from schemas.endings import EndingCode
-from schemas.generated import GENERATED, FinishReason, Frame
+from schemas.generated import FinishReason, Frame
 from schemas.logprobs import MAX_TOKEN_BYTES, MAX_TOP_LOGPROBS, TokenLogprobs
 from tests.unit.gpu_consumers.fleet import TOPICS, Fleet, delta
 
@@ -17,7 +17,7 @@ def row(attempt_id: str, text: str, logprobs: list[TokenLogprobs] | None, finish
 
 
 def frames(fleet: Fleet) -> list[Frame]:
-    return fleet.region.records(TOPICS.generated.name, Frame, GENERATED)
+    return fleet.region.frames()
 
 
 def test_they_follow_their_tokens_also_into_rows_that_waited() -> None:

@@ -10,9 +10,8 @@ from gpu_consumers.engines.port import EngineStats
 from gpu_consumers.engines.simulated import SimulatedCore
 from gpu_consumers.metrics import WorkerMetrics
 from schemas.endings import EndingCode
-from schemas.generated import GENERATED, Ending
 from schemas.request import Lane
-from tests.unit.gpu_consumers.fleet import CONFIG, ENGINE, SCOPE, TOPICS, Fleet, Worker, check
+from tests.unit.gpu_consumers.fleet import CONFIG, ENGINE, SCOPE, Fleet, Worker, check
 
 BLOCKS_TOKENS = 16_000
 """What all blocks of a fleet's engines hold."""
@@ -31,7 +30,7 @@ def test_what_never_fits_is_refused_by_name_before_any_gpu_work() -> None:
     check(fleet.region)
     assert fleet.region.terminal(beside) is EndingCode.COMPLETED
     assert fleet.region.terminal(too_long) is EndingCode.CONTEXT_LENGTH_EXCEEDED
-    [ending] = fleet.region.records(TOPICS.generated.name, Ending, GENERATED)
+    [ending] = fleet.region.endings()
     assert (ending.message, ending.param) == (
         "The prompt has 16000 tokens, and the memory of the engine that serves this model has room for 15999.",
         "messages",
@@ -116,7 +115,7 @@ def test_what_has_begun_in_a_larger_memory_is_interrupted_where_it_never_fits() 
     small_memory(fleet.start("b"))
     fleet.settle()
     assert fleet.region.terminal(response_id) is EndingCode.GENERATION_INTERRUPTED
-    [ending] = fleet.region.records(TOPICS.generated.name, Ending, GENERATED)
+    [ending] = fleet.region.endings()
     told = len(fleet.region.tokens[response_id])
     assert ending.param is None
     assert ending.message.endswith(

@@ -9,13 +9,13 @@ import pytest
 from gpu_consumers.core.claims import AskClaim, ClaimTable, FinishClaim
 from gpu_consumers.engines.simulated import SimulatedCore
 from schemas.endings import EndingCode
-from schemas.generated import GENERATED, Ending, Fence
+from schemas.generated import Ending, Fence
 from tests.unit.gpu_consumers.fleet import CONFIG, ENGINE, SCOPE, TOPICS, Fleet, check
 
 
 def endings(fleet: Fleet) -> list[Ending]:
     """Those that workers of this pool wrote: with an attempt, or of what never fits."""
-    found = fleet.region.records(TOPICS.generated.name, Ending, GENERATED)
+    found = fleet.region.endings()
     return [ending for ending in found if ending.stage_ms or ending.attempt_id]
 
 
@@ -66,7 +66,7 @@ def test_what_was_moved_here_is_begun_and_says_of_which_move_it_is() -> None:
     fleet.settle()
     check(fleet.region)
     assert fleet.region.terminal(moved) is EndingCode.COMPLETED
-    [fence] = fleet.region.records(TOPICS.generated.name, Fence, GENERATED)
+    [fence] = fleet.region.fences()
     assert (fence.move, fence.kind, fence.pool, fence.model, fence.prompt_tokens) == (1, "fresh", "pool", "m", 4)
 
 
@@ -79,7 +79,7 @@ def test_a_worker_that_dies_with_it_is_followed_by_one_that_reads_back_from_wher
     fleet.settle()
     check(fleet.region)
     assert fleet.region.terminal(moved) is EndingCode.COMPLETED
-    fences = fleet.region.records(TOPICS.generated.name, Fence, GENERATED)
+    fences = fleet.region.fences()
     assert [(fence.move, fence.kind) for fence in fences] == [(1, "fresh"), (1, "takeover")]
 
 
@@ -158,10 +158,10 @@ def test_what_has_failed_here_is_begun_when_it_comes_back_and_its_old_record_is_
     fleet.settle()
     assert [ending.move for ending in endings(fleet)] == [0]
     assert fleet.region.terminal(response_id) is EndingCode.COMPLETED
-    fences = len(fleet.region.records(TOPICS.generated.name, Fence, GENERATED))
+    fences = len(fleet.region.fences())
     fleet.region.put(fleet.region.records_of[response_id][0], 0)
     fleet.run(1_000)
-    assert len(fleet.region.records(TOPICS.generated.name, Fence, GENERATED)) == fences
+    assert len(fleet.region.fences()) == fences
     check(fleet.region)
 
 

@@ -16,10 +16,8 @@ from gpu_consumers.core.pausing import Pausing
 from gpu_consumers.core.scheduler import Given, Scheduler, Sizes
 from gpu_consumers.engines.port import EngineStats
 from schemas.endings import EndingCode
-from schemas.generated import GENERATED, Fence
 from schemas.request import LANES, Lane
-from schemas.usage import USAGE, ComputeRecord
-from tests.unit.gpu_consumers.fleet import CONFIG, LEASE_MS, TOPICS, Fleet, check
+from tests.unit.gpu_consumers.fleet import CONFIG, LEASE_MS, Fleet, check
 from tests.unit.gpu_consumers.test_worker_interleavings import ACTIONS, play_to_the_end
 
 SLOTS, MAX_PAUSES = 20, 2
@@ -46,7 +44,7 @@ def begun(fleet: Fleet, ids: list[str]) -> int:
 
 def pauses(fleet: Fleet) -> Counter[str]:
     """Of each response, as the account of its attempts has it."""
-    accounts = fleet.region.records(TOPICS.usage.name, ComputeRecord, USAGE)
+    accounts = fleet.region.computed()
     return Counter(each.response_id for each in accounts if each.outcome == "paused")
 
 
@@ -60,7 +58,7 @@ def test_who_waits_for_a_first_token_has_the_place_of_a_batch_answer_which_goes_
     assert {fleet.region.terminal(each) for each in (*jobs, *chats)} == {EndingCode.COMPLETED}
     paused = pauses(fleet)
     assert sum(paused.values()) == 5
-    takeovers = [each for each in fleet.region.records(TOPICS.generated.name, Fence, GENERATED) if each.kind != "fresh"]
+    takeovers = [each for each in fleet.region.fences() if each.kind != "fresh"]
     assert Counter(each.response_id for each in takeovers) == paused, "none of them begins anew"
 
 

@@ -4,7 +4,6 @@ import sys
 
 from schemas.control import AttemptVoid
 from schemas.endings import EndingCode
-from schemas.generated import GENERATED, Fence
 from tests.unit.gpu_consumers.fleet import SCOPE, TOPICS, Fleet
 
 
@@ -74,7 +73,7 @@ def test_a_void_that_names_another_attempt_forgets_nothing_that_ended() -> None:
     fleet = Fleet("a")
     response_id = fleet.region.request()
     fleet.settle()
-    [fence] = fleet.region.records(TOPICS.generated.name, Fence, GENERATED)
+    [fence] = fleet.region.fences()
 
     def void(attempt_id: str) -> None:
         fleet.region.control(
@@ -85,7 +84,7 @@ def test_a_void_that_names_another_attempt_forgets_nothing_that_ended() -> None:
         fleet.run(100)
 
     void("att_of_long_ago")
-    assert fleet.region.records(TOPICS.generated.name, Fence, GENERATED) == [fence]
+    assert fleet.region.fences() == [fence]
     # Still known: the attempt that wrote its end is taken over when it is the void one.
     void(fence.attempt_id)
-    assert [fence.kind for fence in fleet.region.records(TOPICS.generated.name, Fence, GENERATED)][1:] == ["takeover"]
+    assert [fence.kind for fence in fleet.region.fences()][1:] == ["takeover"]

@@ -8,7 +8,6 @@ from gpu_consumers.core.slots import Slots
 from gpu_consumers.core.work import Work, Works
 from gpu_consumers.engines.port import EngineStats
 from schemas.endings import EndingCode
-from schemas.generated import GENERATED, Fence
 from schemas.request import LANES, Lane
 from schemas.worker import WorkerState
 from streams.lane_policy import LANE_POLICIES
@@ -17,9 +16,7 @@ from tests.unit.gpu_consumers.fleet import SCOPE, TOPICS, Fleet, Worker, check
 
 def begun(fleet: Fleet) -> list[str]:
     """Whose answers were begun, in this order."""
-    fences = sorted(
-        fleet.region.records(TOPICS.generated.name, Fence, GENERATED), key=lambda fence: fence.stage_ms["worker"]
-    )
+    fences = sorted(fleet.region.fences(), key=lambda fence: fence.stage_ms["worker"])
     return [fence.scope.tenant_id for fence in fences]
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from gpu_consumers.core.spilling import MAX_SPILLS
 from schemas.endings import EndingCode
-from schemas.generated import GENERATED, Fence
+from schemas.generated import Fence
 from schemas.request import AdmittedRequest, Lane
 from schemas.worker import WorkerState
 from streams.log.port import TopicPartition
@@ -38,7 +38,7 @@ def records(fleet: Fleet) -> list[AdmittedRequest]:
 
 
 def fences(fleet: Fleet) -> list[Fence]:
-    return fleet.region.records(TOPICS.generated.name, Fence, GENERATED)
+    return fleet.region.fences()
 
 
 def run_until_given(fleet: Fleet, copies: int = 1) -> None:

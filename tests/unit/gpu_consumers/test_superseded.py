@@ -7,7 +7,7 @@ import pytest
 
 from gpu_consumers.core.claims import AskClaim
 from schemas.endings import EndingCode
-from schemas.generated import GENERATED, Fence
+from schemas.generated import Fence
 from schemas.request import LANES
 from tests.unit.gpu_consumers.fleet import LEASE_MS, SCOPE, TOPICS, Fleet, check
 
@@ -49,7 +49,7 @@ def test_an_overtaken_worker_that_is_told_stops_and_leaves_the_response_to_its_n
     zombie.lanes.drop()
     fleet.start("b")
     fleet.run(LEASE_MS + 2_000)
-    fences = fleet.region.records(TOPICS.generated.name, Fence, GENERATED)
+    fences = fleet.region.fences()
     assert [(fence.worker_id, fence.kind) for fence in fences][1:] == [(fences[-1].worker_id, "takeover")]
     fleet.workers["a"] = zombie
     fleet.run(200)
@@ -57,7 +57,7 @@ def test_an_overtaken_worker_that_is_told_stops_and_leaves_the_response_to_its_n
     fleet.settle()
     check(fleet.region)
     assert fleet.region.terminal(response_id) is EndingCode.COMPLETED
-    assert fleet.region.records(TOPICS.generated.name, Fence, GENERATED) == fences
+    assert fleet.region.fences() == fences
 
 
 @pytest.mark.parametrize("claims_up", [True, False])

@@ -10,19 +10,15 @@ from gpu_consumers.core.claims import ClaimTable
 from gpu_consumers.core.slots import MAX_HOLD_MS
 from gpu_consumers.core.work import MAX_LOSSES
 from schemas.endings import EndingCode
-from schemas.generated import GENERATED, Ending, Fence
+from schemas.generated import Ending
 from schemas.request import LANES, Lane
 from tests.unit.gpu_consumers import fleet as fleet_module
-from tests.unit.gpu_consumers.fleet import ENGINE, LEASE_MS, TOPICS, Fleet, Worker, check
+from tests.unit.gpu_consumers.fleet import ENGINE, LEASE_MS, Fleet, Worker, check
 
 
 def entered(fleet: Fleet, response_id: str) -> int:
     """How often it was in an engine."""
-    attempts = {
-        fence.attempt_id
-        for fence in fleet.region.records(TOPICS.generated.name, Fence, GENERATED)
-        if fence.response_id == response_id
-    }
+    attempts = {fence.attempt_id for fence in fleet.region.fences() if fence.response_id == response_id}
     return sum(attempt in attempts for worker in fleet.all for attempt in worker.submitted)
 
 
@@ -31,7 +27,7 @@ def in_engine(worker: Worker) -> set[str]:
 
 
 def endings_of(fleet: Fleet, response_id: str) -> list[Ending]:
-    found: list[Ending] = fleet.region.records(TOPICS.generated.name, Ending, GENERATED)
+    found: list[Ending] = fleet.region.endings()
     return [ending for ending in found if ending.response_id == response_id]
 
 
@@ -217,7 +213,7 @@ def test_suspects_are_tried_in_the_order_of_their_lanes(monkeypatch: pytest.Monk
     begun = len(worker.submitted)
     while len(worker.submitted) < begun + len(lanes):
         fleet.run(100, 100)
-    fences = {fence.attempt_id: fence for fence in fleet.region.records(TOPICS.generated.name, Fence, GENERATED)}
+    fences = {fence.attempt_id: fence for fence in fleet.region.fences()}
     tried = [fleet.region.requests[fences[attempt_id].response_id].lane for attempt_id in worker.submitted[begun:]]
     assert tried == sorted(lanes, key=LANES.index)
     fleet.settle()

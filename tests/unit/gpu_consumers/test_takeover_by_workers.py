@@ -12,7 +12,6 @@ from gpu_consumers.core.work import MAX_LOSSES
 from gpu_consumers.core.worker_core import WorkerCore
 from gpu_consumers.engines.port import EngineDelta
 from schemas.endings import EndingCode
-from schemas.generated import GENERATED, Ending
 from schemas.request import Lane
 from streams.log.memory import Fault, FaultKind
 from streams.log.port import Committed, TopicPartition
@@ -326,7 +325,7 @@ def test_what_the_next_engine_cannot_continue_ends_and_its_client_is_told_why() 
     fleet.says(EngineDelta.failure(attempt_id, "its grammar would begin anew", is_not_continued=True))
     fleet.settle()
     check(fleet.region)
-    [ending] = fleet.region.records(TOPICS.generated.name, Ending, GENERATED)
+    [ending] = fleet.region.endings()
     assert (ending.response_id, ending.code) == (response_id, EndingCode.GENERATION_INTERRUPTED)
     assert ending.message.endswith("tokens of it came, and it is not continued: its grammar would begin anew.")
 
@@ -336,5 +335,5 @@ def test_an_answer_is_not_continued_for_ever() -> None:
     response_id = fleet.region.request(max_tokens=2_000)
     lost_again_and_again(fleet, response_id, MAX_ATTEMPTS, 10)
     assert fleet.region.terminal(response_id) is EndingCode.GENERATION_INTERRUPTED
-    [ending] = fleet.region.records(TOPICS.generated.name, Ending, GENERATED)
+    [ending] = fleet.region.endings()
     assert ending.message.endswith("it is not continued: it was begun 12 times.")

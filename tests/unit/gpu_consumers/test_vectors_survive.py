@@ -9,7 +9,6 @@ from gpu_consumers.engines.port import EngineDelta, EngineRequest, EngineStats
 from gpu_consumers.engines.vectors import Vectors, next_step
 from schemas.endings import EndingCode
 from schemas.request import Lane
-from schemas.usage import USAGE, ComputeRecord
 from tests.unit.gpu_consumers.fleet import TOPICS, Fleet
 
 INPUTS = 9
@@ -83,7 +82,7 @@ def test_whenever_an_engine_dies_its_next_start_tells_them_whole(steps: int) -> 
     fleet.workers["a"].kill_engine = True
     fleet.settle()
     assert_told_once(fleet, response_id)
-    costs = fleet.region.records(TOPICS.usage.name, ComputeRecord, USAGE)
+    costs = fleet.region.computed()
     assert [cost.outcome for cost in costs].count("completed") == 1
     assert {cost.generated_tokens for cost in costs} == {0}
 
@@ -96,4 +95,4 @@ def test_a_second_copy_of_the_request_is_not_answered_again() -> None:
     fleet.region.log.append(TOPICS.lane("pool", Lane.STANDARD).name, copy, partition=1)
     fleet.run(10_000)
     assert_told_once(fleet, response_id)
-    assert len(fleet.region.records(TOPICS.usage.name, ComputeRecord, USAGE)) == 1
+    assert len(fleet.region.computed()) == 1

@@ -9,9 +9,8 @@ from schemas.base import Scope
 from schemas.control import Halt
 from schemas.dead_letter import DeadLetter
 from schemas.endings import EndingCode
-from schemas.generated import GENERATED, Ending, Fence, Frame
+from schemas.generated import Ending
 from schemas.request import LANES, Lane, ReplyTo
-from schemas.usage import USAGE, ComputeRecord
 from schemas.worker import LaneQueue
 from streams.brownout import BrownoutPolicy
 from streams.log.port import TopicPartition
@@ -26,9 +25,9 @@ def test_a_request_is_answered_in_full_and_its_offset_committed() -> None:
     assert fleet.region.terminal(response_id) is EndingCode.COMPLETED
     source = TopicPartition(TOPICS.lane("pool", Lane.STANDARD).name, 0)
     assert fleet.region.log.committed("workers.pool", source).offset == 1
-    [compute] = fleet.region.records(TOPICS.usage.name, ComputeRecord, USAGE)
+    [compute] = fleet.region.computed()
     assert (compute.outcome, compute.generated_tokens, compute.prompt_tokens) == ("completed", 12, 4)
-    [fence] = fleet.region.records(TOPICS.generated.name, Fence, GENERATED)
+    [fence] = fleet.region.fences()
     assert NOW_MS <= fence.stage_ms["taken"] <= fence.stage_ms["worker"]
 
 
@@ -36,7 +35,7 @@ def test_under_load_steps_leave_together_but_a_first_and_a_last_token_at_once() 
     fleet = Fleet("a")
     fleet.region.request(max_tokens=12)
     fleet.settle()
-    frames = fleet.region.records(TOPICS.generated.name, Frame, GENERATED)
+    frames = fleet.region.frames()
     assert [[len(tokens) for tokens in frame.token_ids] for frame in frames] == [[1], [3], [3], [3], [2]]
     assert [frame.first_sequence for frame in frames] == [[1], [2], [5], [8], [11]]
     assert [frame.finish for frame in frames] == [[""], [""], [""], [""], ["length"]]
@@ -107,7 +106,7 @@ def test_one_step_makes_one_record_per_partition_and_scopes_are_shared_without_t
     for _ in range(8):
         fleet.region.request(max_tokens=10)
     fleet.settle()
-    frames = fleet.region.records(TOPICS.generated.name, Frame, GENERATED)
+    frames = fleet.region.frames()
     assert len(frames) == 20
     assert all(len(frame) == 4 and frame.scopes == [Scope(tenant_id="acme")] for frame in frames)
 
@@ -117,12 +116,10 @@ def test_higher_lanes_enter_the_engine_first() -> None:
     batch = [fleet.region.request(Lane.BATCH) for _ in range(2)]
     urgent = fleet.region.request(Lane.INTERACTIVE)
     fleet.settle()
-    fences = [fence.response_id for fence in fleet.region.records(TOPICS.generated.name, Fence, GENERATED)]
+    fences = [fence.response_id for fence in fleet.region.fences()]
     order = [record.value for record in fleet.region.log.records(TOPICS.usage.name)]
     assert set(fences) == {*batch, urgent}
-    ended = sorted(
-        fleet.region.records(TOPICS.usage.name, ComputeRecord, USAGE), key=lambda record: int(record.attempt_id[4:])
-    )
+    ended = sorted(fleet.region.computed(), key=lambda record: int(record.attempt_id[4:]))
     assert [record.response_id for record in ended] == [urgent, *batch]
     assert len(order) == 3
 
@@ -165,7 +162,7 @@ def test_a_halt_stops_the_generation_silently() -> None:
     fleet.region.control(Halt(response_id=response_id, scope=SCOPE, reason="safety"))
     fleet.run(100)
     assert len(fleet.all[0].aborted) == 1
-    assert len(fleet.region.records(TOPICS.generated.name, Ending, GENERATED)) == 1
+    assert len(fleet.region.endings()) == 1
 
 
 @pytest.mark.parametrize("max_running", [1, 4])
