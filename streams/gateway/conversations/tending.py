@@ -6,6 +6,7 @@ from typing import Final
 import structlog
 
 from streams.gateway.conversations.port import ConversationStore
+from streams.gateway.shedding import Grown
 from streams.gateway.stored.port import Bounds
 from streams.metadata.unavailable import MetadataUnavailable
 
@@ -25,11 +26,10 @@ class TendedConversations:
         self.store = store
         self._kept = kept
         self._replayed_ms = replayed_ms
-        self._grown: dict[str, None] = {}
-        """Tenants that have created one since their bound was looked at; one looked at in vain comes last."""
+        self._grown = Grown("conversations_shed")
 
     def grew(self, tenant_id: str) -> None:
-        self._grown[tenant_id] = None
+        self._grown.grew(tenant_id)
 
     async def tend(self) -> None:
         """Until cancelled."""
@@ -42,20 +42,10 @@ class TendedConversations:
 
     async def forget(self) -> None:
         """What tenants have beyond their bounds, and what is to be purged, in slices. Raises MetadataUnavailable."""
-        for tenant_id in list(self._grown):
-            await self._shed(tenant_id)
+        await self._grown.shed(self._shed, MAX_SLICES)
         for _ in range(MAX_SLICES):
             if not await self.store.purge(PURGED_AT_ONCE, self._replayed_ms):
                 break
 
-    async def _shed(self, tenant_id: str) -> None:
-        self._grown.pop(tenant_id, None)
-        shed = -1
-        try:
-            for _ in range(MAX_SLICES):
-                if not (shed := await self.store.shed(tenant_id, self._kept, SHED_AT_ONCE)):
-                    break
-                _log.warning("conversations_shed", tenant_id=tenant_id, conversations=shed, repeats=True)
-        finally:
-            if shed:
-                self._grown[tenant_id] = None  # There is more of it, or the database is away.
+    async def _shed(self, tenant_id: str) -> int:
+        return await self.store.shed(tenant_id, self._kept, SHED_AT_ONCE)

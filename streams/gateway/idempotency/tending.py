@@ -6,6 +6,7 @@ from typing import Final
 import structlog
 
 from streams.gateway.idempotency.port import IdempotencyKeys
+from streams.gateway.shedding import Grown
 from streams.metadata.unavailable import MetadataUnavailable
 
 TEND_EVERY_S: Final = 20.0
@@ -20,11 +21,10 @@ class TendedKeys:
     def __init__(self, store: IdempotencyKeys, tenant_keys: int) -> None:
         self.store = store
         self._tenant_keys = tenant_keys
-        self._grown: dict[str, None] = {}
-        """Tenants that have claimed a key since their bound was looked at; one looked at in vain comes last."""
+        self._grown = Grown("idempotency_keys_shed")
 
     def grew(self, tenant_id: str) -> None:
-        self._grown[tenant_id] = None
+        self._grown.grew(tenant_id)
 
     async def tend(self) -> None:
         """Until cancelled."""
@@ -40,17 +40,7 @@ class TendedKeys:
         for _ in range(MAX_SLICES):
             if not await self.store.purge(FORGET_AT_ONCE):
                 break
-        for tenant_id in list(self._grown):
-            await self._shed(tenant_id)
+        await self._grown.shed(self._shed, MAX_SLICES)
 
-    async def _shed(self, tenant_id: str) -> None:
-        self._grown.pop(tenant_id, None)
-        shed = -1
-        try:
-            for _ in range(MAX_SLICES):
-                if not (shed := await self.store.shed(tenant_id, self._tenant_keys, FORGET_AT_ONCE)):
-                    break
-                _log.warning("idempotency_keys_shed", tenant_id=tenant_id, keys=shed, repeats=True)
-        finally:
-            if shed:
-                self._grown[tenant_id] = None  # There is more of it, or the database is away.
+    async def _shed(self, tenant_id: str) -> int:
+        return await self.store.shed(tenant_id, self._tenant_keys, FORGET_AT_ONCE)

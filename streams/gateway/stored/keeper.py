@@ -26,6 +26,7 @@ from streams.gateway.history.replay import Replay
 from streams.gateway.history.store import History
 from streams.gateway.history.unavailable import HistoryUnavailable
 from streams.gateway.metrics import GatewayMetrics
+from streams.gateway.shedding import Grown
 from streams.gateway.stored.port import Answer, Bounds, OpenTurn
 from streams.gateway.stored.replays import StoredReplays
 from streams.gateway.stored.turns import answer_of, is_refusal, is_stored
@@ -102,14 +103,13 @@ class Keeper:
         """Of answers, and of what is dropped: so many writes have succeeded."""
         self._has_ended = asyncio.Event()
         self._has_torn = asyncio.Event()
-        self._grown: dict[str, None] = {}
-        """Tenants that have stored something since their bounds were looked at; one looked at in vain comes last."""
+        self._grown = Grown("stored_responses_shed")
 
     # What the gateway tells it
 
     def accepted(self, stream: Stream) -> None:
         """Its row is there now; it may have ended before."""
-        self._grown[stream.scope.tenant_id] = None
+        self._grown.grew(stream.scope.tenant_id)
         if stream.terminal is not None:
             self.ended(stream)
 
@@ -341,21 +341,11 @@ class Keeper:
         for _ in range(MAX_SLICES):
             if not await self.stored.purge(at_ms, FORGET_AT_ONCE):
                 break
-        for tenant_id in list(self._grown):
-            await self._shed(tenant_id)
+        await self._grown.shed(self._shed, MAX_SLICES)
 
-    async def _shed(self, tenant_id: str) -> None:
+    async def _shed(self, tenant_id: str) -> int:
         kept = Bounds(self._settings.tenant_responses, self._settings.tenant_bytes)
-        self._grown.pop(tenant_id, None)
-        shed = -1
-        try:
-            for _ in range(MAX_SLICES):
-                if not (shed := await self.stored.shed(tenant_id, kept, FORGET_AT_ONCE)):
-                    break
-                _log.warning("stored_responses_shed", tenant_id=tenant_id, responses=shed, repeats=True)
-        finally:
-            if shed:
-                self._grown[tenant_id] = None  # There is more of it, or the database is away.
+        return await self.stored.shed(tenant_id, kept, FORGET_AT_ONCE)
 
     def _failed(self, what: str, error: Exception, **more: object) -> None:
         """What a database that is away says is no secret; of anything else a prompt may be part."""
