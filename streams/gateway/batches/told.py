@@ -4,9 +4,9 @@ from typing import Any, Final, NamedTuple
 
 from schemas.batch import BatchResult
 from schemas.endings import ENDINGS, EndingCode
+from streams.dialects.answer_json import json_bytes
 from streams.dialects.openai_embeddings import PARTLY_STATUS, with_numbers
 from streams.dialects.openai_error import error_object
-from streams.gateway.http.answers import json_bytes
 from streams.ids import parse_response_id
 
 _LINE_PREFIX: Final = "batch_req_"

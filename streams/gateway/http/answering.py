@@ -14,6 +14,7 @@ from schemas.endings import ENDINGS, EndingCode
 from schemas.request import Sampling
 from schemas.responses import Started, Terminal
 from streams.clocks import now_ms
+from streams.dialects.answer_json import json_bytes
 from streams.dialects.json_body import parse_json_object
 from streams.dialects.responses.input_items import Page, input_items, item_list
 from streams.directory import KeyScope
@@ -26,7 +27,6 @@ from streams.gateway.http.answers import (
     ending_response,
     fallback_notices,
     invalid_parameter,
-    json_bytes,
     json_response,
     notices_of,
     still_running_response,

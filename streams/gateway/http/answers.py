@@ -1,11 +1,9 @@
 """The shapes of what HTTP clients are answered: errors, with their advice."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import orjson
 from fastapi.responses import JSONResponse, Response
 
 from schemas.endings import ENDINGS, EndingCode
@@ -16,15 +14,6 @@ from streams.gateway.http.dialects.port import Asked, Dialect, Failure
 from streams.gateway.service.refusals import retry_advice_of
 from streams.ids import mint_request_id
 from streams.retry_advice import retry_advice_ms
-
-
-def json_bytes(body: Mapping[str, Any]) -> bytes:
-    """What was asked for, or as far as it is there. Parts of it may be written already."""
-    try:
-        return orjson.dumps(body)
-    except TypeError:
-        # Integers beyond 64 bits: a client's schema has them, or a model has written them.
-        return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def json_response(body: bytes, headers: Mapping[str, str] | None = None) -> Response:

@@ -9,13 +9,14 @@ from fastapi.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from streams.at_once import TooManyAtOnce
+from streams.dialects.answer_json import json_bytes
 from streams.dialects.json_body import parse_json_object
 from streams.dialects.openai_batch import deleted_object, list_object, parse_batch_body
 from streams.directory import KeyScope
 from streams.gateway.batches.objects import batch_bytes, batch_object, file_bytes, file_object
 from streams.gateway.batches.service import TURN_TIMEOUT_S, BatchService
 from streams.gateway.files.port import Page
-from streams.gateway.http.answers import json_bytes, json_response
+from streams.gateway.http.answers import json_response
 from streams.gateway.http.body import read_json_body
 from streams.gateway.http.openapi import body_of, form_of
 from streams.gateway.http.uploads import Upload

@@ -10,6 +10,7 @@ from fastapi.responses import Response
 
 from schemas.endings import ENDINGS
 from schemas.request import Message
+from streams.dialects.answer_json import json_bytes
 from streams.dialects.conversations import (
     conversation_object,
     messages_of,
@@ -28,7 +29,7 @@ from streams.directory import KeyScope
 from streams.gateway.conversations.port import Conversation
 from streams.gateway.errors import ApiError
 from streams.gateway.history.replay import UnreadableEntry
-from streams.gateway.http.answers import invalid_parameter, json_bytes, json_response
+from streams.gateway.http.answers import invalid_parameter, json_response
 from streams.gateway.http.body import read_json_body
 from streams.gateway.http.dialects.responses import output_of
 from streams.gateway.http.whole import told_whole

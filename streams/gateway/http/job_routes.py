@@ -7,12 +7,13 @@ from fastapi.responses import Response
 from starlette.convertors import StringConvertor, register_url_convertor
 
 from schemas.endings import ENDINGS
+from streams.dialects.answer_json import json_bytes
 from streams.dialects.names import OF_CHATS, OF_ENDPOINTS
 from streams.dialects.openai_completion import usage_object
 from streams.dialects.openai_error import terminal_error
 from streams.dialects.responses.objects import status_of
 from streams.directory import KeyScope
-from streams.gateway.http.answers import json_bytes, json_response
+from streams.gateway.http.answers import json_response
 from streams.gateway.request_headers import api_key_of
 from streams.gateway.service.keys import Principal
 from streams.gateway.service.lookup import Snapshot

@@ -11,7 +11,7 @@ from fastapi.responses import Response
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.exceptions import HTTPException
 
-from streams.gateway.http.answers import json_bytes
+from streams.dialects.answer_json import json_bytes
 from streams.gateway.http.described import described, in_line
 
 FOLDER: Final = Path(__file__).parent / "pages"

@@ -15,6 +15,7 @@ from schemas.endings import EndingCode
 from streams.at_once import AtOnce, TooManyAtOnce
 from streams.chat_template import template_refusal
 from streams.chat_tokenizer import ChatTokenizer, tokenizer_of
+from streams.dialects.answer_json import json_bytes
 from streams.dialects.anthropic.body import parse_count_tokens
 from streams.dialects.json_body import parse_json_object
 from streams.dialects.neutral import RequestError
@@ -22,7 +23,6 @@ from streams.dialects.openai_error import overflow_message
 from streams.dialects.vllm_tokens import Tokenise, parse_detokenise, parse_tokenise, tokens_object, unknown_token
 from streams.directory import KeyScope, Model
 from streams.gateway.errors import ApiError
-from streams.gateway.http.answers import json_bytes
 from streams.gateway.http.body import read_json_body
 from streams.gateway.http.models import model_of
 from streams.gateway.http.whole import sent_whole

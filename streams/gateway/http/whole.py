@@ -11,8 +11,9 @@ from typing import Any, Final
 from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from streams.dialects.answer_json import json_bytes
 from streams.gateway.fan_out.spans import Span, join_runs, memory_bytes
-from streams.gateway.http.answers import json_bytes, json_response
+from streams.gateway.http.answers import json_response
 from streams.gateway.http.sse import PIECE_BYTES, pieces
 from streams.gateway.service.service import Gateway
 from streams.gateway.tenant_shares import Hold

@@ -17,10 +17,10 @@ from schemas.generated import Kind
 from schemas.request import MAX_EMBEDDED_NUMBERS, MAX_INPUTS, ReplyTo
 from schemas.responses import Release
 from schemas.vectors import as_text, numbers_of
+from streams.dialects.answer_json import json_bytes
 from streams.dialects.openai_embeddings import echo_of
 from streams.dialects.responses.body import parse_responses_request
 from streams.gateway.fan_out.spans import Span
-from streams.gateway.http.answers import json_bytes
 from streams.gateway.http.dialects.chat_completions import CHAT_COMPLETIONS
 from streams.gateway.http.dialects.completions import COMPLETIONS
 from streams.gateway.http.dialects.embeddings import EMBEDDINGS
