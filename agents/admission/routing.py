@@ -1,4 +1,6 @@
-"""Which partition an admitted request goes to, from what workers say about themselves.
+"""Which worker of a pool an admitted request goes to, by its partition, from what workers say about themselves.
+
+Which pool is chosen in `route_plan`; which of its workers are within bounds, and come first, `affinity` says.
 
 Pure: time and identity are parameters. `WorkersView` is the fold of the compacted `workers` topic plus what this
 process has routed since; `choose` and `overloaded` decide on it.

@@ -32,7 +32,7 @@ class WorkersWatch:
             try:
                 worker_id, state = said_in(record)
             except Undecodable as error:
-                # Admission reads them too, and buries it.
+                # Admission reads them too, and writes its dead letter.
                 _log.warning("heartbeat_unreadable", offset=record.offset, error=str(error), repeats=True)
                 continue
             tell(worker_id, state)
