@@ -1,10 +1,11 @@
 """How soon a response that is ended early leaves the engine: from the act until its blocks are free, by way.
 
 Streams run on the whole stack, with the simulated engine; one after the other is cancelled, edited, left, or ends by
-its deadline or a phrase that its tenant forbids. In the turn in which the engine drops it the worker writes its ending,
-which says when that was (`stage_ms`). What others have ended it stops in silence: then it is when the attempt's account
-had come to `usage`, by the broker's clock, which is later by the way there. vLLM drops it with its next step, which is
-measured beside that, on an engine alone.
+its deadline or a phrase that its tenant forbids; phrases also many in one step. A phrase stands from the token behind
+it on, since words are forbidden whole: before that it may become a longer one. In the turn in which the engine drops it
+the worker writes its ending, which says when that was (`stage_ms`). What others have ended it stops in silence: then it
+is when the attempt's account had come to `usage`, by the broker's clock, which is later by the way there. vLLM drops it
+with its next step, which is measured beside that, on an engine alone.
 """
 
 import asyncio
@@ -33,7 +34,10 @@ from streams.chat_tokenizer import ChatTokenizer
 
 PHRASE = "the silver dragon"
 """That the tenant `guarded` of a fresh stack forbids."""
-SCRIPT = "Nobody knew who lived behind the hill, and everybody told another story of it. " * 4 + f"It was {PHRASE}. "
+PHRASE_STANDS = f"{PHRASE}."
+"""With the token behind it: from there on nothing makes it another one."""
+SCRIPT = "Nobody knew who lived behind the hill, and everybody told another story of it. " * 20 + f"It was {PHRASE}. "
+"""Longer than it takes until all streams have begun, one after the other."""
 ENGINE: dict[str, bool | int | float | str] = {
     "ttft_ms": 20.0, "inter_token_ms": 20.0, "step_ms": 20.0, "kv_blocks": 262_144, "script": SCRIPT,
 }  # fmt: skip
@@ -63,7 +67,8 @@ class _Stream:
     code: str = ""
     """Of its terminal; empty as long as none has come."""
 
-    async def ask(self, number: int, **fields: object) -> None:
+    async def ask(self, number: int, delay_s: float, **fields: object) -> None:
+        await asyncio.sleep(delay_s)
         body = chat_body(MODEL, f"Story {number}, please.", MAX_TOKENS, ignore_eos=True, on_disconnect="cancel")
         await self.send({"type": "request", "request_id": "1", "body": body | fields})
         async for frame in self.socket:
@@ -121,6 +126,8 @@ class _Way:
     act: _Act
     code: EndingCode
     tenant: str = "demo"
+    begins_in_turn: bool = False
+    """For what happens at one place of every stream: so it happens in turn."""
 
 
 WAYS = (
@@ -128,7 +135,8 @@ WAYS = (
     _Way("a cancel on a socket", _cancel_on_socket, EndingCode.CANCELLED),
     _Way("an edit", _edit, EndingCode.CANCELLED),
     _Way("a viewer who left", _leave, EndingCode.CANCELLED),
-    _Way("a phrase", _wait, EndingCode.SAFETY_HALTED, "guarded"),
+    _Way("a phrase", _wait, EndingCode.SAFETY_HALTED, "guarded", begins_in_turn=True),
+    _Way("a phrase, of all at once", _wait, EndingCode.SAFETY_HALTED, "guarded"),
     _Way("a deadline", _wait, EndingCode.DEADLINE_EXCEEDED),
 )
 
@@ -141,7 +149,12 @@ async def _end_all(stack: Stack, way: _Way, count: int, rng: random.Random) -> l
         sockets = [await session.ws_connect("/v1/stream", compress=0, max_msg_size=0) for _ in range(count)]
         streams = [_Stream(socket) for socket in sockets]
         fields = {"store": True} if way.act is _edit else {}
-        clients = [asyncio.create_task(stream.ask(number, **fields)) for number, stream in enumerate(streams)]
+        moments_s = [(slot + rng.random()) / ACTS_PER_S for slot in range(count)]
+        begin_s = moments_s if way.begins_in_turn else [0.0] * count
+        clients = [
+            asyncio.create_task(stream.ask(number, delay_s, **fields))
+            for number, (stream, delay_s) in enumerate(zip(streams, begin_s, strict=True))
+        ]
         async with asyncio.timeout(END_TIMEOUT_S):
             await asyncio.gather(*(stream.begun.wait() for stream in streams))
 
@@ -150,7 +163,6 @@ async def _end_all(stack: Stack, way: _Way, count: int, rng: random.Random) -> l
                 stream.acted_at_ms = time() * 1_000
                 await way.act(session, stream)
 
-            moments_s = [(slot + rng.random()) / ACTS_PER_S for slot in range(count)]
             await asyncio.gather(*map(end, streams, moments_s))
             await asyncio.gather(*clients)
     return streams
@@ -166,7 +178,7 @@ class _Told:
         self.asked_at_ms: dict[str, int] = {}
         self.deadline_ms: dict[str, int] = {}
         self.said_at_ms: dict[str, float] = {}
-        """When the phrase was whole."""
+        """When the phrase stood."""
         self._text: defaultdict[str, str] = defaultdict(str)
 
     def read(self, stack: Stack) -> None:
@@ -196,8 +208,8 @@ class _Told:
             if response_id in self.said_at_ms:
                 continue
             # A phrase may be torn between rows: so much of the text before is kept.
-            self._text[response_id] = self._text[response_id][-len(PHRASE) :] + text
-            if PHRASE in self._text[response_id]:
+            self._text[response_id] = self._text[response_id][-len(PHRASE_STANDS) :] + text
+            if PHRASE_STANDS in self._text[response_id]:
                 self.said_at_ms[response_id] = frame.emitted_at_us / 1_000
 
     def is_accounted(self, stream: _Stream, code: EndingCode) -> bool:

@@ -16,7 +16,9 @@ class Cancel(ScopedRecord):
 
 
 class Halt(ScopedRecord):
-    """Post-safety ended the response (safety, deadline, cancel, gap): whoever generates it stops now, silently."""
+    """Post-safety ended the response (safety, deadline, cancel, gap), or writes its ending now because of a phrase that
+    the log holds already: whoever generates it stops now, silently.
+    """
 
     type: Literal["halt"] = "halt"
     reason: str

@@ -7,7 +7,8 @@ which sheds nothing, gives it at once. What goes to `generated` and `control` ma
 where the log puts it.
 
 Nothing here ends a response but a record that came from the log: own endings are written, and take effect when they
-come back. A halt alone acts at once, by releasing nothing more.
+come back. A halt alone acts at once, by releasing nothing more, and for a phrase that was kept by stopping workers:
+both are a function of what the log says already.
 """
 
 from collections import Counter
@@ -16,13 +17,12 @@ from collections.abc import Mapping
 from agents.post_safety.deserted import Deserted
 from agents.post_safety.effects import Effect
 from agents.post_safety.fold import Fold, Phrases
-from agents.post_safety.own_endings import write_ending
+from agents.post_safety.own_endings import end_halted
 from agents.post_safety.parking import Position, Restart
 from agents.post_safety.partition import Partition
 from agents.post_safety.state import Gap
 from agents.post_safety.timers import Timers
 from schemas.control import Cancel
-from schemas.endings import EndingCode
 from schemas.generated import Ending, Fence, Frame, Opened
 from schemas.worker import WorkerState
 from streams.settings import PostSafetySettings
@@ -99,7 +99,7 @@ class PostSafety:
         state = self._partitions[partition]
         state.live = True
         halted = [response for response in state.responses.values() if response.hold.halted]
-        effects = [effect for response in halted for effect in write_ending(state, response, EndingCode.SAFETY_HALTED)]
+        effects = [effect for response in halted for effect in end_halted(state, response)]
         return effects + [effect for response in state.responses.values() for effect in response.asks_for_a_place()]
 
     def skip(self, partition: int, offset: int, timestamp_ms: int, about: Mapping[str, str | None]) -> None:

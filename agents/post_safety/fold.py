@@ -199,7 +199,7 @@ class Fold:
             # Complete means that all of it was released.
             code = EndingCode.SAFETY_HALTED
         if ending is not None and ending.written_by != "worker":
-            effects.append(stop_workers(response.opened, code))
+            effects += stop_workers(response, code)
         effects += outcome.of_response(response, code, ending, timestamp_ms)
         effects += state.close(response)
         self._counts[f"ended_{code.value}"] += 1

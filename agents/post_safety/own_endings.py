@@ -7,7 +7,7 @@ from agents.post_safety.partition import Partition
 from agents.post_safety.state import Response
 from schemas.control import Halt
 from schemas.endings import EndingCode
-from schemas.generated import Ending, Opened
+from schemas.generated import Ending
 from schemas.verdict import Verdict
 
 
@@ -43,7 +43,7 @@ def write_ending(
 
 
 def say_halted(state: Partition, response: Response) -> list[Effect]:
-    """Nothing more of it is released; says so, and writes the ending unless that may stand in the log already."""
+    """Nothing more of it is released; ends it unless its ending may stand in the log already, and says why."""
     response.verdict_written = True
     match = response.hold.match
     verdict = Verdict(
@@ -55,16 +55,31 @@ def say_halted(state: Partition, response: Response) -> list[Effect]:
         span_sha256="" if match is None else hashlib.sha256(match.phrase.encode()).hexdigest(),
         sequence_number=response.hold.released,
     )
-    effects: list[Effect] = [Emit("verdicts", verdict.response_id, verdict)]
-    if state.live and response.prefix.terminal is None:
-        effects += write_ending(state, response, EndingCode.SAFETY_HALTED)
+    ends = state.live and response.prefix.terminal is None
+    # The verdict last: nobody waits for it.
+    return [*(end_halted(state, response) if ends else ()), Emit("verdicts", verdict.response_id, verdict)]
+
+
+def end_halted(state: Partition, response: Response) -> list[Effect]:
+    """Writes the ending of what is halted, and stops its workers at once if that is for a phrase that was kept.
+
+    No worker's tokens can undo that: if the ending is lost, whoever reads the log again finds the phrase again, and
+    writes it. Nobody can promise so of phrases that are the directory's of now, or that nobody knows.
+    """
+    effects = write_ending(state, response, EndingCode.SAFETY_HALTED)
+    if effects and response.hold.match is not None and response.opened.output_policy:
+        effects += stop_workers(response, EndingCode.SAFETY_HALTED)
     return effects
 
 
-def stop_workers(opened: Opened, code: EndingCode) -> Emit:
-    """Tells whoever has the response, or will find it in a lane, that it has ended.
+def stop_workers(response: Response, code: EndingCode) -> list[Effect]:
+    """Tells whoever has the response, or will find it in a lane, that it has ended; once.
 
-    Not before the ending was read: if that is lost, nobody else would answer until the deadline.
+    Not before the ending was read, or its cause stands in the log: if it is lost, nobody else would answer until the
+    deadline.
     """
-    halt = Halt(response_id=opened.response_id, scope=opened.scope, reason=code.value)
-    return Emit("control", opened.response_id, halt)
+    if response.workers_stopped:
+        return []
+    response.workers_stopped = True
+    halt = Halt(response_id=response.response_id, scope=response.opened.scope, reason=code.value)
+    return [Emit("control", response.response_id, halt)]

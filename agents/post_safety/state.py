@@ -107,6 +107,7 @@ class Response:
     gap: Gap | None = None
     ending_written: bool = False
     verdict_written: bool = False
+    workers_stopped: bool = False
     placed_at_ms: int = field(init=False)
     """When it was opened, or moved."""
     moving_as: tuple[int, str | None] | None = None

@@ -152,7 +152,8 @@ class Worker:
                 records = self.region.log.records(partition.topic, partition.partition)
                 for record in [*records[: commit.offset], *(records[offset] for offset in above)]:
                     request = AdmittedRequest.model_validate_json(record.value or b"")
-                    has_ended = self.region.terminal(request.response_id) is not None
+                    is_halted = request.response_id in self.region.halted
+                    has_ended = is_halted or self.region.terminal(request.response_id) is not None
                     # The record of its next place is admission's to write.
                     has_moved = request.move < self.region.prefixes[request.response_id].moves
                     assert has_ended or has_moved or self._is_elsewhere(request, commits), (

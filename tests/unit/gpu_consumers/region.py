@@ -61,6 +61,8 @@ class Region:
     """Until `say_voids`, as when post-safety is away."""
     moves_are_late: bool = False
     """Until `place`, as when admission is away."""
+    halted: set[str] = field(default_factory=set)
+    """What ends in any case: whatever becomes of its worker, post-safety writes so."""
     commits_checked: int = 0
 
     def __post_init__(self) -> None:
@@ -165,6 +167,8 @@ class Region:
             self.put(request, request.move % TOPICS.counts.lane)
 
     def control(self, record: Cancel | Halt | AttemptVoid) -> None:
+        if isinstance(record, Halt):
+            self.halted.add(record.response_id)
         self.log.append(TOPICS.control.name, record.encode())
 
     def cancel(self, response_id: str) -> None:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from gpu_consumers.core.claims import ClaimTable
 from gpu_consumers.engines.port import EngineDelta, EngineStats
 from schemas.base import Scope
 from schemas.control import Halt
@@ -14,7 +15,7 @@ from schemas.request import LANES, Lane, ReplyTo
 from schemas.worker import LaneQueue
 from streams.brownout import BrownoutPolicy
 from streams.log.port import TopicPartition
-from tests.unit.gpu_consumers.fleet import CONFIG, NOW_MS, SCOPE, TOPICS, Fleet, check
+from tests.unit.gpu_consumers.fleet import CONFIG, LEASE_MS, NOW_MS, SCOPE, TOPICS, Fleet, check
 
 
 def test_a_request_is_answered_in_full_and_its_offset_committed() -> None:
@@ -150,18 +151,29 @@ def test_a_waiting_request_is_cancelled_without_entering_the_engine() -> None:
     assert fleet.region.terminal(first) is EndingCode.COMPLETED
 
 
-def test_a_halt_stops_the_generation_silently() -> None:
-    fleet = Fleet("a")
+@pytest.mark.parametrize("claims_lost", [False, True])
+def test_a_halt_stops_the_generation_silently_and_nobody_begins_it_again_while_its_ending_is_on_the_way(
+    claims_lost: bool,
+) -> None:
+    fleet = Fleet("a", "b")
     response_id = fleet.region.request(max_tokens=500)
     fleet.run(300)
+    [began] = [name for name, worker in fleet.workers.items() if worker.submitted]
+    fleet.region.control(Halt(response_id=response_id, scope=SCOPE, reason="safety"))
+    fleet.run(100)
+    assert len(fleet.workers[began].aborted) == 1
+    fleet.crash(began)
+    if claims_lost:
+        fleet.region.claims, fleet.region.claims_lost = ClaimTable(LEASE_MS), True
+    fleet.run(10_000)
+    assert sum(len(worker.submitted) for worker in fleet.all) == 1
     ending = Ending(
         response_id=response_id, scope=SCOPE, code=EndingCode.SAFETY_HALTED, written_by="post-safety",
         reply_to=ReplyTo(partition=0), accepted_at_ms=0,
     )  # fmt: skip
     fleet.region.log.append(TOPICS.generated.name, ending.encode(), partition=0)
-    fleet.region.control(Halt(response_id=response_id, scope=SCOPE, reason="safety"))
-    fleet.run(100)
-    assert len(fleet.all[0].aborted) == 1
+    fleet.run(1_000)
+    assert fleet.region.terminal(response_id) is EndingCode.SAFETY_HALTED
     assert len(fleet.region.endings()) == 1
 
 

@@ -16,6 +16,7 @@ from schemas.generated import QueueAhead
 from schemas.responses import Started
 from streams.settings import PostSafetySettings
 from tests.unit.agents.post_safety.story import (
+    DENY,
     TOPICS,
     Member,
     Row,
@@ -131,6 +132,24 @@ def test_a_denied_phrase_across_tokens_and_frames_halts_before_any_of_it_is_seen
     [verdict] = world.verdicts()
     assert (verdict.decision, verdict.rule, verdict.sequence_number) == ("halt", "output_deny", 3)
     assert verdict.span_sha256 == hashlib.sha256(b"make a bomb").hexdigest()
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_a_phrase_that_was_kept_stops_the_worker_before_the_ending_has_come_back(is_kept: bool) -> None:
+    world = World()
+    member = Member(world)
+    world.write(opened("r1", output_policy=world.keep_policy(DENY) if is_kept else ""), fence("r1"))
+    member.run(20)
+    world.write(frame(Row("r1", 1, ["Use", " secret", " sauce", " now"])))
+    member.run(10)
+    assert [each.code for each in world.endings()] == [EndingCode.SAFETY_HALTED]
+    assert not world.answer("r1").terminals, "it was not read yet"
+    assert [type(each) for each in world.control()] == ([Halt] if is_kept else []), "a rebuild might find other phrases"
+    world.write(frame(Row("r1", 5, [" and", " then"])))
+    member.run()
+    assert [type(each) for each in world.control()] == [Halt], "it is told once"
+    answer = world.answer("r1")
+    assert (answer.text, answer.terminal.code) == ("Use", EndingCode.SAFETY_HALTED)
 
 
 def test_a_worker_that_finishes_before_the_halt_comes_back_does_not_make_it_complete() -> None:

@@ -7,13 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agents.post_safety.process import COMMIT_EVERY_MS, DeliveryFailed
-from schemas.control import AttemptVoid
+from schemas.control import AttemptVoid, Halt
 from schemas.endings import EndingCode
+from schemas.generated import Ending
 from streams.log.memory import Fault, FaultKind
 from streams.log.port import LogError, LogRecord, TopicPartition
 from streams.settings import PostSafetySettings
 from tests.unit.agents.post_safety.story import (
     DEADLINE_MS,
+    DENY,
     START_MS,
     TOPICS,
     Answer,
@@ -96,6 +98,31 @@ def test_a_halt_that_stands_in_the_log_is_not_written_again() -> None:
     member.run()
     assert len(world.endings()) == 1
     assert world.answer("r1").terminal.code is EndingCode.SAFETY_HALTED
+
+
+@pytest.mark.parametrize("is_edited", [False, True])
+@pytest.mark.parametrize("lost", [Ending, Halt])
+def test_what_is_lost_of_a_halt_comes_from_the_rebuild(lost: type[Ending | Halt], is_edited: bool) -> None:
+    world = World()
+    member = Member(world)
+    world.write(
+        opened("r1", output_policy=world.keep_policy(DENY)), fence("r1"), frame(Row("r1", 1, ["My", " secret"]))
+    )
+    member.run(100)
+    ending_at = world.log.script.records_passed("ps.producer") + 1
+    world.log.inject(Fault(FaultKind.FAIL, "ps.producer", ending_at if lost is Ending else ending_at + 1))
+    world.write(frame(Row("r1", 3, [" sauce", " is"])))
+    with pytest.raises(DeliveryFailed):
+        member.run(100)
+    assert (len(world.endings()), len(world.control())) == ((0, 1) if lost is Ending else (1, 0))
+    if is_edited:
+        world.edit_policy([])
+    member.kill()
+    member.run(1_000)  # without another word of a worker: it may have been stopped
+    answer = world.answer("r1")
+    assert (answer.text, answer.terminal.code) == ("My", EndingCode.SAFETY_HALTED)
+    assert {type(each) for each in world.control()} == {Halt}
+    assert world.committed() == len(world.log.records(TOPICS.generated.name, 0))
 
 
 def test_commits_wait_for_no_quiet_moment() -> None:
@@ -325,7 +352,8 @@ def test_the_answer_of_a_policy_that_nobody_kept_is_never_shown() -> None:
 def first_half(world: World) -> None:
     plain_answer(world, "plain")
     world.write(
-        opened("halted", reply_partition=1), fence("halted"), frame(Row("halted", 1, ["To", " make", " a"])),
+        opened("halted", reply_partition=1, output_policy=world.keep_policy(DENY)), fence("halted"),
+        frame(Row("halted", 1, ["To", " make", " a"])),
         opened("taken"), fence("taken", "att_1"), frame(Row("taken", 1, ["One"], attempt="att_1")),
         ending("refused", EndingCode.PROMPT_REFUSED, by="admission"),
         opened("batch", tenant_id="acme", custom_id="job"), fence("batch"), frame(Row("batch", 1, ["All"])),
@@ -375,6 +403,7 @@ def assert_told_whole(world: World) -> dict[str, Answer]:
         assert answer.terminal.code is CODES[response_id], "one terminal, however often it was written"
         assert answer.bill.ending is CODES[response_id]
     assert answers["batch"].result.response is not None
+    assert [each for each in world.control() if each.response_id == "halted"], "its worker was stopped"
     high = max(record.offset for record in world.log.records(TOPICS.generated.name, 0)) + 1
     assert world.committed() == high
     return answers
