@@ -140,7 +140,7 @@ class Pipeline:
     @property
     def publication(self) -> Publication:
         s = self.services
-        return Publication(s.topics, self.publisher, s.quota, s.directory, self.output_policies)
+        return Publication(s.topics, self.publisher, s.quota, s.directory, s.catalog, self.output_policies)
 
     async def handle_request(self, record: LogRecord, stages: Sequence[Stage] = FUSED) -> None:
         """A record of `requests`, through `stages`: all of them (fused) or the first (split)."""

@@ -97,6 +97,7 @@ class Region:
         losses: int = 0,
         cache_id: str = "",
         spills: int = 0,
+        continuation: bool = True,
         **sampling: Any,
     ) -> str:
         """`moved`: it failed in another pool, where so many workers were lost with it: `losses`. It has so many
@@ -127,7 +128,7 @@ class Region:
             **common, prompt_token_ids=token_ids, input_ends=[*range(3, 3 * inputs + 1, 3)],
             sampling=Sampling.model_validate({"ignore_eos": True, **sampling}),
             generated_partition=generated_partition, opened_offset=offset, weight=weight, move=int(moved),
-            losses=losses, cache_id=cache_id, spills=spills,
+            losses=losses, cache_id=cache_id, spills=spills, continuation=continuation,
         )  # fmt: skip
         self.records_of[response_id] = [admitted]
         self.put(admitted, partition)
