@@ -3,7 +3,6 @@
 A judge stands where post-safety stands: it folds `generated` with the accepted-prefix rule and answers void fences.
 """
 
-from collections import Counter
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, count
 from typing import Any, Literal
@@ -71,7 +70,6 @@ class Region:
         self._workers: dict[str, str] = {}
         self._late_voids: list[AttemptVoid] = []
         self._unplaced: list[AdmittedRequest] = []
-        self._refused: Counter[str] = Counter()
         self.records_of: dict[str, list[AdmittedRequest]] = {}
         """By response: its record for each place that it was put to."""
         self.prefixes: dict[str, AcceptedPrefix] = {}
@@ -196,7 +194,6 @@ class Region:
                 self._say_void(record.response_id, displaced, "superseded")
         elif isinstance(record, Ending):
             if self.prefixes[record.response_id].ending(record) == "moved":
-                self._refused[record.response_id] += record.written_by == "worker" and bool(record.attempt_id)
                 self._moved(record.response_id, offset)
         else:
             for row, response_id in enumerate(record.response_id):
@@ -217,7 +214,7 @@ class Region:
         move, before = self.prefixes[response_id].moves, self.requests[response_id]
         if before.move >= move:
             return
-        losses = self.prefixes[response_id].attempts - self._refused[response_id]
+        losses = self.prefixes[response_id].losses
         request = before.model_copy(update={"move": move, "opened_offset": offset + 1, "losses": losses})
         self.requests[response_id] = request
         self.records_of[response_id].append(request)

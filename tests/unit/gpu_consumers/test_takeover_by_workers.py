@@ -258,13 +258,9 @@ def test_handed_over_work_is_taken_without_waiting_for_the_lease() -> None:
     fleet = Fleet("a")
     response_id = fleet.region.request(max_tokens=300)
     fleet.run(500)
-    leaving = fleet.workers.pop("a")
-    leaving.lanes.close()
-    leaving.core.drain()
+    leaving = fleet.workers["a"]
     assert leaving.core.unfinished_attempts == 1
-    leaving.core.hand_over()
-    leaving._run_effects()
-    leaving.producer.flush(1)
+    fleet.hand_over("a")
     assert leaving.core.unfinished_attempts == 0
     told = len(fleet.region.tokens[response_id])
     fleet.start("b")
