@@ -246,7 +246,9 @@ class Reader:
 
 def _asked(want: Want, *, again: bool) -> Asked[Stood]:
     item = Stood(want, again)
-    return Asked(item, want.tier, want.tenant_id, "tiny", want.deadline_ms, 1_000, may_step_aside=not again)
+    return Asked(
+        item, str(want.number), want.tier, want.tenant_id, "tiny", want.deadline_ms, 1_000, may_step_aside=not again
+    )
 
 
 def _add(report: Report, policy: Policy, log: list[Want], run: Run) -> None:

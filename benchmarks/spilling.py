@@ -7,6 +7,7 @@ away is read 20 ms later. When a worker is added, partitions with what waits in 
 """
 
 import random
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -33,6 +34,7 @@ READ_S, REBALANCE_S = 0.02, 1.0
 RATE_OF_ONE = 5.6
 """Answers a second that a worker comes to."""
 SLOWER = 8
+SLOW_FROM_S, NOTICED_S = 10.0, 5.0
 TENANTS = 6
 POLICIES: Mapping[str, int] = {"stays": 0, "spills": WorkerSettings().spills_per_s}
 
@@ -155,6 +157,8 @@ class Pool:
         self._draws = random.Random(f"{seed}/asked")
         self.workers: list[Worker] = []
         self.asked: list[Asked] = []
+        self.sent: Counter[str] = Counter()
+        """By worker, behind the first seconds in which one is slow."""
         self.added_s: float | None = None
         self.has_share_s: float | None = None
         shares = [{0, 1}, {2, 3}, {4, 5}, {6, 7}] if not scene.backlog_s else [{0, 1, 6}, {2, 3, 7}, {4, 5}]
@@ -180,7 +184,7 @@ class Pool:
         else:
             for at_s in self._arrivals(scene.load * 4 * RATE_OF_ONE, until_s):
                 self._agenda.at(at_s, self._ask)
-            self._agenda.at(10.0, partial(self.workers[0].becomes, SLOWER))
+            self._agenda.at(SLOW_FROM_S, partial(self.workers[0].becomes, SLOWER))
         self._agenda.run(until_s, self.workers, lambda worker: worker.due_s, Worker.steps)
 
     def _arrivals(self, rate: float, until_s: float) -> Iterator[float]:
@@ -200,6 +204,7 @@ class Pool:
             worker = next(each for each in self.workers if each.worker_id == route.worker_id)
             weight = Weight(len(tokens) + MOST_OUTPUT, 1, asked.tenant_id)
             self._view.routed(worker.worker_id, asked.name, weight, int(now_s * 1_000))
+            self.sent[worker.worker_id] += now_s >= SLOW_FROM_S + NOTICED_S
         self._reads(worker, asked, now_s)
 
     def _reads(self, worker: Worker, asked: Asked, now_s: float) -> None:
@@ -274,6 +279,9 @@ def _measured(report: Report, scene: Scene, seconds: float, seed: int) -> None:
         if scene.backlog_s:
             share_s = seconds if pool.has_share_s is None else pool.has_share_s
             report.add(f"{name}, until it has its share", share_s, "s")
+        if not scene.backlog_s:
+            sent = pool.sent[pool.workers[0].worker_id] / max(pool.sent.total(), 1)
+            report.add(f"{name}, sent to the slow one, of all", sent, "ratio")
         if policy == "spills":
             given = sum(each.spills for each in pool.asked)
             report.add(f"{name}, given away, of all", given / len(pool.asked), "ratio")

@@ -70,7 +70,7 @@ class Move(ScopedRecord):
     tried: list[Identifier] = Field(max_length=MAX_MOVES + 1, description="Pools that have had it.")
     attempts: int = Field(
         default=0, ge=0, exclude_if=not_,
-        description="How many of those so far no worker has ended: it is taken to be lost with it.",
+        description="How many of those so far were lost with their worker or its engine, for all that is known.",
     )  # fmt: skip
     failed: Failed
     opened: Opened

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, StringConstraints, TypeAdapter, model_validator
 
-from schemas.base import Echo, Identifier, Milliseconds, Record, Scope, ScopedRecord, TokenCount, is_absent
+from schemas.base import Echo, Identifier, Milliseconds, Record, Scope, ScopedRecord, TokenCount, is_absent, is_one
 from schemas.brownout import Brownout
 from schemas.columns import are_calls, can_be_cut, check_lengths, check_scopes, unusable_rows
 from schemas.endings import MAX_MESSAGE_CHARS, EndingCode
@@ -131,6 +131,11 @@ class Fence(ScopedRecord):
     fallback: Fallback | None = Field(
         default=None, exclude_if=is_absent, description="As in `opened`, of a response that was moved."
     )
+    losses: int = Field(
+        default=1, ge=0, exclude_if=is_one,
+        description="If it is lost before it says anything: with so many workers and engines the response was, for all"
+        " that is known. A takeover that waits for its engine is lost with none.",
+    )  # fmt: skip
 
 
 class Ending(ScopedRecord):

@@ -326,6 +326,11 @@ class AdmittedRequest(ScopedRecord):
         default=1, ge=1, le=MAX_WEIGHT, exclude_if=is_one,
         description="Its tenant's part of a lane, beside those of the others.",
     )  # fmt: skip
+    continuation: bool = Field(
+        default=True,
+        exclude_if=bool,
+        description="Whether it is continued where its worker is lost after it has begun. Else it ends then.",
+    )
     cache_id: str = Field(
         default="", max_length=64, exclude_if=not_,
         description="The same for what begins alike, of one tenant: whoever moves it can keep it beside that.",

@@ -63,6 +63,8 @@ class AcceptedPrefix:
     moves: int = 0
     most_moves: int = 0
     """How many further places it has."""
+    losses: int = 0
+    """With so many workers and engines it was lost, as long as nothing is accepted: the current attempt is counted."""
 
     @property
     def accepted_tokens(self) -> int:
@@ -86,6 +88,7 @@ class AcceptedPrefix:
             self.superseded += (self.attempt_id,)
         self.attempt_id = self.accepting = fence.attempt_id
         self.attempts += 1
+        self.losses = fence.losses
         return "current"
 
     def row(
@@ -132,16 +135,17 @@ class AcceptedPrefix:
             if ending.move != self.moves:
                 return "void"
             if self.moves < self.most_moves and not self.accepted_tokens and not self.finished:
-                self._move()
+                self._move(is_lost=ending.written_by != "worker")
                 return "moved"
             if ending.written_by == "post-safety":
                 return "void"
         self.terminal = ending.code
         return "terminal"
 
-    def _move(self) -> None:
+    def _move(self, *, is_lost: bool) -> None:
         if self.attempt_id is not None:
             self.superseded += (self.attempt_id,)
+            self.losses -= self.losses > 0 and not is_lost
         self.moves += 1
         self.attempt_id = self.accepting = self.begun_offset = None
 

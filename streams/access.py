@@ -98,7 +98,7 @@ def process_roles(topics: Topics) -> list[Role]:
             groups=(f"{region}.admission",),
             reads=(
                 topics.requests.name, topics.intake_batch.name, *jobs, *between, topics.moved.name,
-                topics.workers.name, topics.brownout.name, generated,
+                topics.workers.name, topics.brownout.name, control, generated,
             ),
             writes=(
                 *lanes, *jobs, *between, generated, topics.verdicts.name, topics.policies.name, topics.brownout.name,

@@ -131,6 +131,10 @@ class Tenant(BaseModel):
         description="Whether a model's `fallback` may answer in its place, of a request that does not forbid it. None:"
         " of the tier `free` it may.",
     )
+    continuation: bool = Field(
+        default=True,
+        description="Whether its answers are continued when their workers are lost, where the model allows.",
+    )
     api_keys: list[ApiKey] = Field(default_factory=list)
     producer_keys: list[ProducerKey] = Field(default_factory=list)
 
@@ -210,6 +214,11 @@ class Model(BaseModel):
     )
     weights: PoolWeights = Field(
         default=PoolWeights(), description="What counts between its pools. Nothing: their order alone."
+    )
+    continuation: bool = Field(
+        default=True,
+        description="Whether an answer that has begun is continued when its worker is lost. Else it ends as"
+        " `generation_interrupted`.",
     )
     context_window: int = Field(ge=16, le=2**24)
     tool_parser: ParserName = Field(
@@ -298,6 +307,16 @@ class ModelCatalog(Protocol):
     def pool(self, name: str) -> Pool: ...
 
     def pools(self) -> list[Pool]: ...
+
+
+def continues(tenant: Tenant | None, model: Model | None) -> bool:
+    """Whether an answer that has begun goes on elsewhere when its worker is lost.
+
+    What is embedded always does: no vector follows from another.
+    """
+    if model is not None and model.embedding is not None:
+        return True
+    return all(policy is None or policy.continuation for policy in (tenant, model))
 
 
 def pools_for(tenant: Tenant, model: Model, catalog: ModelCatalog) -> list[Pool]:

@@ -12,6 +12,7 @@ import uvloop
 
 from agents.admission.app import AdmissionApp
 from agents.admission.brownout import Brownouts, Decider
+from agents.admission.cancels import Cancels
 from agents.admission.long_prompts import LongPrompts
 from agents.admission.pipeline import Pipeline, places_among
 from agents.admission.publisher import Publisher, PublishFailed
@@ -72,6 +73,7 @@ def run(settings: Settings) -> int:
     catalog = SettingsCatalog(settings)
     workers = WorkersView()
     levels = Brownouts(settings.brownout, settings.topics.pools)
+    cancels = Cancels()
     excuses = Excuses()
     quota = RedisQuota(connect_quota(settings.redis), settings.region)
 
@@ -83,8 +85,8 @@ def run(settings: Settings) -> int:
 
     def wire(publisher: Publisher) -> Pipeline:
         services = _services(
-            settings, request_secrets, pseudonym_secret, directory, catalog, quota, workers, levels, excuses,
-            sources,
+            settings, request_secrets, pseudonym_secret, directory, catalog, quota, workers, levels, cancels,
+            excuses, sources,
         )  # fmt: skip
         return Pipeline(
             services, publisher, recovery.run, settings.admission.max_attempts,
@@ -99,6 +101,7 @@ def run(settings: Settings) -> int:
         settings.topics,
         workers,
         levels,
+        cancels,
         lambda error: end_process("workers cannot be read", error),
     )
 
@@ -151,8 +154,8 @@ def _watchdog(
 
 def _services(
     settings: Settings, request_secrets: Keyring, pseudonym_secret: bytes, directory: TenantDirectory,
-    catalog: ModelCatalog, quota: QuotaStore, workers: WorkersView, levels: Brownouts, excuses: Excuses,
-    sources: SourceReader,
+    catalog: ModelCatalog, quota: QuotaStore, workers: WorkersView, levels: Brownouts, cancels: Cancels,
+    excuses: Excuses, sources: SourceReader,
 ) -> Services:  # fmt: skip
     return Services(
         topics=settings.topics,
@@ -172,6 +175,7 @@ def _services(
         ),
         phrases=PromptPolicies(),
         brownout=levels,
+        cancels=cancels,
         trust_window_ms=settings.admission.trust_window_ms,
         clock_ms=now_ms,
         prefix_load_excess=settings.admission.prefix_load_excess,

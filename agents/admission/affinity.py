@@ -11,7 +11,7 @@ bounded loads" (Mirrokni, Thorup and Zadimoghaddam, 2018); what it is spared goe
 
 import hashlib
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from schemas.request import Message, Request
@@ -24,6 +24,11 @@ FULL_MEMORY: Final = 0.9
 OLDER_TIMES: Final = 2
 OLDER_MS: Final = 2_000
 """A queue whose head has waited twice as long as that of another worker, and so much longer, is a slow one."""
+
+SLOW_TIMES: Final = 2
+"""Who goes so much slower than the mean is a slow worker; what is between may be chance."""
+MOST_TIMES: Final = 16
+"""Slower is nobody taken to be: of some a queue that stands still may be one long answer."""
 
 
 def cache_id(request: Request, prompt_token_ids: Sequence[int]) -> str:
@@ -80,6 +85,16 @@ class Standing(NamedTuple):
 
 Standings = dict[str, Standing]
 """By worker."""
+
+
+def times_slower(per_s: Mapping[str, float]) -> dict[str, float]:
+    """How much longer than elsewhere the same takes at each of these workers, by how fast their queues were seen to go.
+
+    A slow one that gives away what waits there has a short queue, and is no better for it.
+    """
+    mean = sum(per_s.values()) / max(len(per_s), 1)
+    times = {name: min(mean / own, MOST_TIMES) if own > 0 else MOST_TIMES for name, own in per_s.items()}
+    return {name: each for name, each in times.items() if mean > 0 and each >= SLOW_TIMES}
 
 
 def within_bounds(workers: Standings, excess: float) -> Standings:

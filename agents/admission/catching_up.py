@@ -3,8 +3,8 @@
 The log has an order of its own: what a paid tenant asks for may stand behind a hundred thousand requests of others. So
 an agent that is behind looks ahead, and lets begin by tiers, at a pace, as far as there is room at a pool. Of the
 lowest tier it holds so many and no more: what comes then steps aside, so that the agent gets to whatever stands behind
-it. Until it has, that tier has what others leave: slots that stand idle. What is too late for anybody takes no turn.
-Who waits for a full pool, while another has room, holds up so much of the log and no more.
+it. Until it has, that tier has what others leave: slots that stand idle. What is too late for anybody, or cancelled,
+takes no turn. Who waits for a full pool, while another has room, holds up so much of the log and no more.
 """
 
 from collections import Counter
@@ -57,6 +57,7 @@ class Asked(Generic[T]):
     """
 
     item: T
+    response_id: str
     tier: Tier
     tenant_id: str
     model: str
@@ -156,6 +157,14 @@ class Backlog(Generic[T]):
                 self._goes(held)
                 late.append(held.asked.item)
         return late
+
+    def cancelled(self, is_cancelled: Callable[[str], bool]) -> list[T]:
+        """Those whose responses nobody wants any more: likewise."""
+        waiting = (held for _, _, held in self._deadlines if not held.gone)
+        unwanted = [held for held in waiting if is_cancelled(held.asked.response_id)]
+        for held in unwanted:
+            self._goes(held)
+        return [held.asked.item for held in unwanted]
 
     def too_many(self, now_ms: int, has_room: Room, any_has_room: Callable[[Need], bool]) -> Iterator[T]:
         """Those that wait for room beyond their share, of whoever has most the newest: they wait no longer.

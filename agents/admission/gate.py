@@ -28,7 +28,7 @@ LONGEST_TURN_S: Final = 30.0
 ENDING_SHARE: Final = 4
 """Of what may be in work a fourth beside it is for what takes nobody's turn: it is refused, or buried."""
 
-_How = Literal["begin", "late", "full", "left", "closed"]
+_How = Literal["begin", "late", "cancelled", "full", "left", "closed"]
 _Turn = asyncio.Future[_How]
 
 
@@ -56,6 +56,7 @@ class Gate:
         self._rooms: dict[tuple[str, Need], bool] = {}
         """What this look has found; whoever begins is counted behind it."""
         self._has_begun_since = False
+        self._cancels_seen = 0
 
     def close(self) -> None:
         """Nothing more gets a turn here: whatever waits for one raises NotBegun."""
@@ -80,7 +81,7 @@ class Gate:
                 assert put_aside is not None
                 await put_aside(record)
             elif way == "now":
-                # It is too late, or refused or buried whenever it begins.
+                # It is too late, or cancelled, or refused or buried whenever it begins.
                 await self._work(handle, record, self._ending)
             else:
                 assert asked is not None
@@ -129,6 +130,7 @@ class Gate:
             if tenant is not None and model is not None:
                 return Asked(
                     asyncio.get_running_loop().create_future(),
+                    str(said["response_id"]),
                     # Who asks for the batch lane gives way to all others, as in the lanes.
                     "free" if said.get("service_tier") == "batch" else tenant.tier,
                     tenant.tenant_id,
@@ -142,6 +144,8 @@ class Gate:
 
     def _enter(self, record: LogRecord, asked: Asked[_Turn]) -> Literal["now", "turn", "aside"]:
         self._leave_to_others()
+        if asked.response_id in self._services.cancels:
+            return "now"
         way = self._backlog.enter(
             asked, self._services.clock_ms(), appended_ms=record.timestamp_ms, is_busy=self._slots.locked()
         )
@@ -161,6 +165,7 @@ class Gate:
                 now_ms = self._services.clock_ms()
                 for turn in self._backlog.too_late(now_ms):
                     _tell(turn, "late")
+                self._let_go_of_cancelled()
                 too_many = self._backlog.too_many(now_ms, self._has_room, self._any_has_room)
                 for turn in islice(too_many, GIVEN_UP_AT_ONCE):
                     _tell(turn, "full")
@@ -180,18 +185,29 @@ class Gate:
             for turn in self._backlog.take_all():
                 _tell(turn, "left")
 
+    def _let_go_of_cancelled(self) -> None:
+        cancels = self._services.cancels
+        if cancels.taken != self._cancels_seen:
+            self._cancels_seen = cancels.taken
+            for turn in self._backlog.cancelled(cancels.__contains__):
+                _tell(turn, "cancelled")
+
     def _begin(self) -> float:
-        """As many as may. Returns after how long to look again."""
+        """As many as may. Returns after how long to look again.
+
+        Who was read late has no turn before it is known what was cancelled meanwhile.
+        """
         if self._has_begun_since:
             self._rooms.clear()
             self._has_begun_since = False
         while self._given < self._in_flight:
             now_s = self._pipeline.monotonic_ms() / 1_000
             wait_s = self._pace.wait_s(now_s, 0)
-            may = wait_s < FINEST_S
+            is_due = wait_s < FINEST_S
+            may = is_due and self._services.cancels.are_read
             turn = self._backlog.take(self._services.clock_ms(), self._has_room if may else None)
             if turn is None:
-                return LOOK_S if may else min(wait_s, LOOK_S)
+                return LOOK_S if is_due else min(wait_s, LOOK_S)
             if may:
                 self._pace.wait_s(now_s)
             if not turn.done():

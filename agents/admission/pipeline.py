@@ -26,6 +26,7 @@ import structlog
 from agents.admission import metrics
 from agents.admission.catching_up import TIERS
 from agents.admission.entrances import (
+    CANCELLED,
     ClaimedJob,
     JobReaders,
     claimed_job,
@@ -139,7 +140,7 @@ class Pipeline:
     @property
     def publication(self) -> Publication:
         s = self.services
-        return Publication(s.topics, self.publisher, s.quota, s.directory, self.output_policies)
+        return Publication(s.topics, self.publisher, s.quota, s.directory, s.catalog, self.output_policies)
 
     async def handle_request(self, record: LogRecord, stages: Sequence[Stage] = FUSED) -> None:
         """A record of `requests`, through `stages`: all of them (fused) or the first (split)."""
@@ -257,10 +258,18 @@ class Pipeline:
         return self.services.topics.jobs(job.pool).name
 
     async def _read_request(self, record: LogRecord) -> StageResult:
-        return read_request(record, self.services)
+        return self._unless_cancelled(read_request(record, self.services))
 
-    async def _read_later(self, record: LogRecord) -> Request:
-        return _decoded(Request, record)
+    async def _read_later(self, record: LogRecord) -> StageResult:
+        return self._unless_cancelled(_decoded(Request, record))
+
+    def _unless_cancelled(self, event: Request | Refused) -> StageResult:
+        """What was cancelled before it was read need not begin to end. Where an earlier delivery was routed, it ends
+        beside its `opened`, as a producer's job does that is cancelled.
+        """
+        if isinstance(event, Request) and event.response_id in self.services.cancels:
+            return Refused(Origin.of(event), CANCELLED)
+        return event
 
     async def _read_admission(self, record: LogRecord) -> Admission:
         return _decoded(Admission, record)

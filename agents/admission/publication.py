@@ -18,7 +18,7 @@ from schemas.generated import Ending, Opened, Source
 from schemas.policy import OutputPolicy
 from schemas.request import AdmittedRequest, Request
 from streams.dead_letters import letter_of
-from streams.directory import TenantDirectory
+from streams.directory import ModelCatalog, TenantDirectory, continues
 from streams.ids import stable_partition
 from streams.log.port import LogRecord
 from streams.topics import Topics
@@ -32,6 +32,7 @@ class Publication:
     publisher: Publisher
     quota: QuotaStore
     directory: TenantDirectory
+    catalog: ModelCatalog
     output_policies: OutputPolicyWriter
 
     async def admitted(
@@ -80,6 +81,8 @@ class Publication:
     async def _work(
         self, admission: Admission, decision: Decision, common: dict[str, Any], read_back_from: int
     ) -> None:
+        # As they are now: of what was put into the lane twice, the worker goes by the copy that it read first.
+        tenant = self.directory.tenant(admission.scope.tenant_id)
         work = AdmittedRequest(
             **common,
             **_callable(admission.request),
@@ -89,7 +92,8 @@ class Publication:
             sampling=admission.request.sampling,
             generated_partition=decision.generated_partition,
             opened_offset=read_back_from,
-            weight=self._weight(admission.scope.tenant_id),
+            weight=1 if tenant is None else tenant.weight,
+            continuation=continues(tenant, self.catalog.model(admission.model)),
             cache_id=admission.cache_id,
         )
         await self.publisher.publish(
@@ -127,11 +131,6 @@ class Publication:
         await self.publisher.publish(
             self.topics.generated.name, ending.encode(), key=move.response_id, partition=move.generated_partition
         )
-
-    def _weight(self, tenant_id: str) -> int:
-        """As it is now: of what was put into the lane twice, the worker goes by the copy that it read first."""
-        tenant = self.directory.tenant(tenant_id)
-        return 1 if tenant is None else tenant.weight
 
     async def _output_policy(self, tenant_id: str, now_ms: int) -> str:
         """A crash behind it: the phrases stand on `policies`, and nobody names them yet."""

@@ -70,9 +70,8 @@ class Load:
     """Its engine fails request after request: so long nothing is sent there, or until the one that tries has an answer.
     """
 
-    @property
-    def tokens(self) -> int:
-        return self.state.queued_tokens + self.routed_tokens + self.state.running * RUNNING_TOKENS
+    def tokens(self, times_slower: float = 1.0) -> float:
+        return self.queued_tokens * times_slower + self.state.running * RUNNING_TOKENS
 
     @property
     def queued_tokens(self) -> int:
@@ -86,8 +85,8 @@ class Load:
         """Whether what is routed to it in that lane has a partition of it there, and one to be written to."""
         return bool(self.state.lane_partitions.get(lane) and self.state.home_partitions)
 
-    def standing(self, lane: Lane) -> Standing:
-        """Among the workers that could take a request of this lane.
+    def standing(self, lane: Lane, times_slower: float = 1.0) -> Standing:
+        """Among the workers that could take a request of this lane. What waits there counts by how long it takes.
 
         Where nothing waits, what was routed since fills the free slots first: it runs, and weighs no more than that.
         """
@@ -101,9 +100,9 @@ class Load:
         if oldest_ms and state.queues and not waiting(state.queues, AHEAD[lane]):
             oldest_ms = 0
         return Standing(
-            burden_tokens=queued + (state.running + at_once) * RUNNING_TOKENS,
+            burden_tokens=queued * times_slower + (state.running + at_once) * RUNNING_TOKENS,
             slack_tokens=max(slots * SLACK_OF_SLOTS, min(LEAST_SLACK, slots)) * RUNNING_TOKENS,
-            queued_tokens=queued,
+            queued_tokens=queued * times_slower,
             has_slot=free > at_once,
             memory=state.kv_blocks_used / state.kv_blocks_total if state.kv_blocks_total else 0.0,
             oldest_ms=oldest_ms,
@@ -321,13 +320,19 @@ def choose(
         unread = [partition for partition in range(lane_partitions) if partition not in held_up]
         lane_partition = unread[stable_partition(response_id, len(unread))] if unread else 0
         return Route(lane_partition, stable_partition(response_id, generated_partitions), None)
-    able = within_bounds({load.state.worker_id: load.standing(lane) for load in fit}, excess)
+    slower = affinity.times_slower({load.state.worker_id: load.drain.tokens_per_s for load in fit if load.drain})
+    times = {load.state.worker_id: slower.get(load.state.worker_id, 1.0) for load in fit}
+    able = within_bounds(
+        {load.state.worker_id: load.standing(lane, times[load.state.worker_id]) for load in fit}, excess
+    )
     if cache_id and excess:
         worker_id = affinity.best(able, cache_id, excess)
         best = next(load for load in fit if load.state.worker_id == worker_id)
     else:
         among = [load for load in fit if load.state.worker_id in able]
-        best = min(among, key=lambda load: (load.tokens, stable_partition(response_id + load.state.worker_id, 2**32)))
+        best = min(among, key=lambda load: (
+            load.tokens(times[load.state.worker_id]), stable_partition(response_id + load.state.worker_id, 2**32)
+        ))  # fmt: skip
     lanes, homes = best.state.lane_partitions[lane], best.state.home_partitions
     return Route(
         lanes[stable_partition(response_id, len(lanes))],

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from agents.admission.brownout import Brownouts
+from agents.admission.cancels import Cancels
 from agents.admission.long_prompts import LongPrompts
 from agents.admission.routing import QueueBound, WorkersView
 from agents.quota.port import QuotaStore
@@ -60,6 +61,7 @@ class Services:
     prefix_load_excess: float
     """Of a pool's mean load: so much more may be at the worker that has had what begins alike."""
     brownout: Brownouts = field(default_factory=Brownouts)
+    cancels: Cancels = field(default_factory=lambda: Cancels(are_read=True))
     long_prompts: LongPrompts = field(default_factory=LongPrompts)
     max_moves: int = 0
     """So often a response is put into another pool before its first token."""

@@ -1,21 +1,28 @@
-"""Feeds a `WorkersView` and `Brownouts` from their compacted topics, in a thread of its own, outside of any group."""
+"""Feeds a `WorkersView` and `Brownouts` from their compacted topics, and `Cancels` from `control`.
+
+In a thread of its own, outside of any group.
+"""
 
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import TypeVar
 
 import structlog
 
 from agents.admission.brownout import Brownouts
+from agents.admission.cancels import Cancels
 from agents.admission.routing import WorkersView
 from schemas.brownout import PoolLevel
 from schemas.codec import Undecodable, decode
+from schemas.control import CONTROL, Cancel
+from streams.clocks import now_ms
 from streams.heartbeats import said_in
 from streams.log.port import LogConsumer, LogError, LogRecord, TopicPartition
 from streams.log.reading import RECORDS_PER_POLL, kept_offsets, read_offsets
+from streams.recent_ids import KEEP_MS
 from streams.topics import Topics
 
 T = TypeVar("T")
@@ -40,12 +47,14 @@ class WorkersReader:
         topics: Topics,
         view: WorkersView,
         levels: Brownouts,
+        cancels: Cancels,
         on_failure: Callable[[Exception], None],
     ) -> None:
         self._new_consumer = consumer
         self._topics = topics
         self._view = view
         self._levels = levels
+        self._cancels = cancels
         self._on_failure = on_failure
         self.caught_up = threading.Event()
         self.unreadable: deque[tuple[LogRecord, Undecodable]] = deque(maxlen=MAX_UNREADABLE)
@@ -70,6 +79,7 @@ class WorkersReader:
         ends = self._until_it_answers(lambda: self._catch_up(consumer))
         if ends is None:
             return
+        self._cancels.are_read = True
         self.caught_up.set()
         consumer.assign(ends)
         while (records := self._until_it_answers(lambda: consumer.poll(RECORDS_PER_POLL, POLL_S))) is not None:
@@ -78,9 +88,11 @@ class WorkersReader:
 
     def _catch_up(self, consumer: LogConsumer) -> dict[TopicPartition, int]:
         """Takes what stands in the topics. Returns where that ended. Raises LogError."""
-        topics = (self._topics.workers, self._topics.brownout)
-        offsets = kept_offsets(consumer, [each for topic in topics for each in consumer.partitions(topic.name)])
-        for record in read_offsets(consumer, offsets, time.monotonic() + CATCH_UP_TIMEOUT_S):
+        compacted = (self._topics.workers, self._topics.brownout)
+        offsets = kept_offsets(consumer, [each for topic in compacted for each in consumer.partitions(topic.name)])
+        offsets |= kept_offsets(consumer, consumer.partitions(self._topics.control.name), now_ms() - KEEP_MS)
+        deadline_s = time.monotonic() + CATCH_UP_TIMEOUT_S
+        for record in read_offsets(consumer, offsets, deadline_s, patience_s=CATCH_UP_TIMEOUT_S):
             self._take(record)
         return {partition: kept.stop for partition, kept in offsets.items()}
 
@@ -97,6 +109,9 @@ class WorkersReader:
         return None
 
     def _take(self, record: LogRecord) -> None:
+        if record.topic == self._topics.control.name:
+            self._take_control(record)
+            return
         try:
             if record.topic == self._topics.brownout.name:
                 self._levels.take(decode(PoolLevel, record.value))
@@ -105,3 +120,10 @@ class WorkersReader:
         except Undecodable as error:
             _log.warning("record_unreadable", topic=record.topic, offset=record.offset, error=str(error))
             self.unreadable.append((record, error))
+
+    def _take_control(self, record: LogRecord) -> None:
+        # Post-safety reads all of it too, and buries what nobody can read.
+        with suppress(Undecodable):
+            event = decode(CONTROL, record.value)
+            if isinstance(event, Cancel):
+                self._cancels.take(event, record.timestamp_ms)

@@ -116,8 +116,6 @@ class Response:
     """Pools that it was moved away from."""
     placing: Move | None = None
     """What admission is asked for; None once a worker has begun it there."""
-    refused: int = 0
-    """Attempts that the worker itself has ended, and so moved it."""
     served: Opened = field(init=False)
 
     def __post_init__(self) -> None:
@@ -139,12 +137,11 @@ class Response:
             self.held_offset = offset
         # What no worker has begun there no fence has told of.
         self.tried = tuple(dict.fromkeys((*self.tried, ending.pool or self.served.pool)))
-        self.refused += ending.written_by == "worker" and bool(ending.attempt_id)
         failed = Failed(code=ending.code, message=ending.message, param=ending.param)
         self.placing = Move(
             response_id=self.response_id, scope=self.opened.scope, move=self.prefix.moves, tried=list(self.tried),
             generated_partition=partition, begins_at=offset + 1, failed=failed, opened=self.opened,
-            attempts=self.prefix.attempts - self.refused,
+            attempts=self.prefix.losses,
         )  # fmt: skip
 
     def asks_for_a_place(self) -> list[Emit]:

@@ -331,7 +331,7 @@ class Attempts:
         self._works.set_attempt(work)
         self._works.set_phase(work, Phase.FENCING)
         work.begins_anew()
-        self._emission.fence(work, "takeover", now_ms)
+        self._emission.fence(work, "takeover", now_ms, enters=self.may_start)
 
     def read_back(self, answer: ReadBack, now_ms: int) -> None:
         work = self._works.of_attempt(answer.ask.response_id, answer.ask.attempt_id, answer.ask.move)

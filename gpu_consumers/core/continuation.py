@@ -27,6 +27,8 @@ def why_interrupted(work: Work, answer: ReadBack) -> str | None:
         return _INTERRUPTED
     if answer.accepted is None:
         return None
+    if not work.request.continuation:
+        return _interruption(answer.accepted, "the policy of its tenant or model forbids it")
     if answer.is_foreign:
         return _interruption(answer.accepted, "another model began it")
     if work.engine_deaths >= MAX_LOSSES:
@@ -39,7 +41,7 @@ def why_interrupted(work: Work, answer: ReadBack) -> str | None:
 def may_pause(work: Work, max_pauses: int) -> bool:
     """Whether it may be taken out of the engine once more, and comes to its end all the same."""
     is_within = work.pauses < max_pauses and work.attempts <= MOST_BEFORE_A_PAUSE
-    return is_within and goes_on_anywhere(work.request.sampling)
+    return is_within and work.request.continuation and goes_on_anywhere(work.request.sampling)
 
 
 def goes_on_anywhere(sampling: Sampling) -> bool:

@@ -206,7 +206,8 @@ class Emission:
 
     # Attempts
 
-    def fence(self, work: Work, kind: Literal["fresh", "takeover"], now_ms: int) -> None:
+    def fence(self, work: Work, kind: Literal["fresh", "takeover"], now_ms: int, *, enters: bool = True) -> None:
+        """`enters`: its engine, as soon as it may."""
         request = work.request
         fence = Fence(
             stage_ms={**request.stage_ms, "worker": now_ms},
@@ -221,6 +222,7 @@ class Emission:
             move=work.move,
             prompt_tokens=work.prompt_tokens if work.move else 0,
             fallback=request.fallback,
+            losses=work.losses + enters,
         )
         self._generated(work, fence, FenceSent(work.partition, work.response_id, work.attempt_id, work.move))
 

@@ -43,6 +43,13 @@ def test_a_worker_without_a_backlog_of_its_own_has_its_share_by_what_others_give
     assert share_s < 5
 
 
+def test_a_slow_worker_is_sent_what_it_serves_however_short_its_queue_is_since_it_gives_away() -> None:
+    pool = ran("spills", SCENES[1])
+    slow, *others = (pool.sent[worker.worker_id] for worker in pool.workers)
+    assert 4 * slow < min(others)
+    assert sum(each.spills for each in pool.asked) < len(pool.asked) / 10
+
+
 def test_the_same_seed_gives_the_same() -> None:
     again = Pool("spills", SCENES[0], 7)
     again.run(SECONDS)

@@ -379,6 +379,15 @@ class Fleet:
         if name in self.workers:
             self.workers.pop(name).crash()
 
+    def hand_over(self, name: str) -> None:
+        """It is stopped in order, and has no time to finish what it has begun."""
+        leaving = self.workers.pop(name)
+        leaving.lanes.close()
+        leaving.core.drain()
+        leaving.core.hand_over()
+        leaving._run_effects()
+        leaving.producer.flush(1)
+
     def run(self, duration_ms: int, step_ms: int = 20) -> None:
         until_ms = self.region.now_ms + duration_ms
         while self.region.now_ms < until_ms:

@@ -3,7 +3,6 @@
 A judge stands where post-safety stands: it folds `generated` with the accepted-prefix rule and answers void fences.
 """
 
-from collections import Counter
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, count
 from typing import Any, Literal
@@ -74,7 +73,6 @@ class Region:
         self._workers: dict[str, str] = {}
         self._late_voids: list[AttemptVoid] = []
         self._unplaced: list[AdmittedRequest] = []
-        self._refused: Counter[str] = Counter()
         self.records_of: dict[str, list[AdmittedRequest]] = {}
         """By response: its record for each place that it was put to."""
         self.prefixes: dict[str, AcceptedPrefix] = {}
@@ -100,6 +98,7 @@ class Region:
         losses: int = 0,
         cache_id: str = "",
         spills: int = 0,
+        continuation: bool = True,
         **sampling: Any,
     ) -> str:
         """`moved`: it failed in another pool, where so many workers were lost with it: `losses`. It has so many
@@ -130,7 +129,7 @@ class Region:
             **common, prompt_token_ids=token_ids, input_ends=[*range(3, 3 * inputs + 1, 3)],
             sampling=Sampling.model_validate({"ignore_eos": True, **sampling}),
             generated_partition=generated_partition, opened_offset=offset, weight=weight, move=int(moved),
-            losses=losses, cache_id=cache_id, spills=spills,
+            losses=losses, cache_id=cache_id, spills=spills, continuation=continuation,
         )  # fmt: skip
         self.records_of[response_id] = [admitted]
         self.put(admitted, partition)
@@ -200,7 +199,6 @@ class Region:
                 self._say_void(record.response_id, displaced, "superseded")
         elif isinstance(record, Ending):
             if self.prefixes[record.response_id].ending(record) == "moved":
-                self._refused[record.response_id] += record.written_by == "worker" and bool(record.attempt_id)
                 self._moved(record.response_id, offset)
         else:
             for row, response_id in enumerate(record.response_id):
@@ -221,7 +219,7 @@ class Region:
         move, before = self.prefixes[response_id].moves, self.requests[response_id]
         if before.move >= move:
             return
-        losses = self.prefixes[response_id].attempts - self._refused[response_id]
+        losses = self.prefixes[response_id].losses
         request = before.model_copy(update={"move": move, "opened_offset": offset + 1, "losses": losses})
         self.requests[response_id] = request
         self.records_of[response_id].append(request)

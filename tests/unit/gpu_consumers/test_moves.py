@@ -10,7 +10,7 @@ from gpu_consumers.core.claims import AskClaim, ClaimTable, FinishClaim
 from gpu_consumers.engines.simulated import SimulatedCore
 from schemas.endings import EndingCode
 from schemas.generated import Ending, Fence
-from tests.unit.gpu_consumers.fleet import CONFIG, ENGINE, SCOPE, TOPICS, Fleet, check
+from tests.unit.gpu_consumers.fleet import CONFIG, ENGINE, LEASE_MS, SCOPE, TOPICS, Fleet, check
 
 
 def endings(fleet: Fleet) -> list[Ending]:
@@ -114,6 +114,41 @@ def test_what_another_models_pool_has_begun_is_not_continued(began: str, ending:
     if ending is EndingCode.GENERATION_INTERRUPTED:
         assert not fleet.workers["b"].submitted
         assert "another model began it" in endings(fleet)[-1].message
+
+
+@pytest.mark.parametrize(("leaves", "losses"), [("its worker dies", 1), ("its worker leaves in order", 0)])
+def test_who_waited_at_workers_whose_engines_never_started_is_moved_with_what_it_was_lost_with_and_no_more(
+    leaves: str, losses: int
+) -> None:
+    fleet = Fleet("a")
+    silent = fleet.region.request(further=1, max_tokens=60)
+    fleet.run(20)
+    if leaves == "its worker dies":
+        fleet.crash("a")
+    else:
+        fleet.hand_over("a")
+    for heir in ("b", "c", "d", "e"):
+        fleet.start(heir).engine_starts = False
+        fleet.run(LEASE_MS + 200)
+        fleet.crash(heir)
+    fleet.region.desert(silent)
+    assert fleet.region.prefixes[silent].attempts == 5
+    assert fleet.region.requests[silent].losses == losses
+    fleet.start("f")
+    fleet.settle()
+    check(fleet.region)
+    assert fleet.region.terminal(silent) is EndingCode.COMPLETED
+
+
+def test_what_was_lost_with_engines_is_moved_with_all_of_them() -> None:
+    fleet = Fleet()
+    killer = fleet.poison(fleet.region.request(further=1), kills_worker=True)
+    for worker in "ab":
+        fleet.start(worker)
+        while fleet.workers:
+            fleet.run(20)
+    fleet.region.desert(killer)
+    assert fleet.region.requests[killer].losses == 2
 
 
 def moved_twice() -> tuple[Fleet, str]:

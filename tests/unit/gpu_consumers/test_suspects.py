@@ -331,12 +331,8 @@ def test_a_worker_that_is_stopped_cleanly_makes_nobody_suspect() -> None:
     response_id = fleet.region.request()
     for number in range(5):
         fleet.run(20)
-        leaving = fleet.workers.popitem()[1]
-        leaving.lanes.close()
-        leaving.core.drain()
-        leaving.core.hand_over()
-        leaving._run_effects()
-        leaving.producer.flush(1)
+        [name] = fleet.workers
+        fleet.hand_over(name)
         fleet.start(f"b{number}")
     fleet.settle()
     check(fleet.region)

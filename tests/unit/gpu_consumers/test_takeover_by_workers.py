@@ -2,6 +2,8 @@
 
 import dataclasses
 
+import pytest
+
 from gpu_consumers.core.claims import ClaimTable
 from gpu_consumers.core.continuation import MAX_ATTEMPTS
 from gpu_consumers.core.effects import (
@@ -255,13 +257,9 @@ def test_handed_over_work_is_taken_without_waiting_for_the_lease() -> None:
     fleet = Fleet("a")
     response_id = fleet.region.request(max_tokens=300)
     fleet.run(500)
-    leaving = fleet.workers.pop("a")
-    leaving.lanes.close()
-    leaving.core.drain()
+    leaving = fleet.workers["a"]
     assert leaving.core.unfinished_attempts == 1
-    leaving.core.hand_over()
-    leaving._run_effects()
-    leaving.producer.flush(1)
+    fleet.hand_over("a")
     assert leaving.core.unfinished_attempts == 0
     told = len(fleet.region.tokens[response_id])
     fleet.start("b")
@@ -328,6 +326,33 @@ def test_what_the_next_engine_cannot_continue_ends_and_its_client_is_told_why() 
     [ending] = fleet.region.endings()
     assert (ending.response_id, ending.code) == (response_id, EndingCode.GENERATION_INTERRUPTED)
     assert ending.message.endswith("tokens of it came, and it is not continued: its grammar would begin anew.")
+
+
+@pytest.mark.parametrize("its_engine_alone", [True, False])
+def test_where_policy_forbids_to_continue_an_answer_ends_as_soon_as_its_loss_is_known(its_engine_alone: bool) -> None:
+    fleet = Fleet("a", max_running=2)
+    [worker] = fleet.all
+    begun = fleet.region.request(max_tokens=300, continuation=False)
+    fleet.run(500)
+    silent = fleet.region.request(max_tokens=20, continuation=False)
+    told = len(fleet.region.tokens[begun])
+    if its_engine_alone:
+        worker.engine_starts, worker.kill_engine = False, True
+        fleet.run(200)
+    else:
+        fleet.crash("a")
+        fleet.start("a").engine_starts = False
+        fleet.run(LEASE_MS + 200)
+    [ending] = fleet.region.endings()
+    assert (ending.response_id, ending.code) == (begun, EndingCode.GENERATION_INTERRUPTED)
+    assert ending.message.endswith("it is not continued: the policy of its tenant or model forbids it.")
+    assert f" {len(fleet.region.tokens[begun])} tokens of it came" in ending.message
+    assert len(fleet.region.tokens[begun]) >= told > 0, "no engine was waited for"
+    for each in fleet.all:
+        each.engine_starts = True
+    fleet.settle()
+    check(fleet.region)
+    assert fleet.region.terminal(silent) is EndingCode.COMPLETED, "what has not begun is begun elsewhere all the same"
 
 
 def test_an_answer_is_not_continued_for_ever() -> None:

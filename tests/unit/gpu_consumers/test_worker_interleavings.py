@@ -18,6 +18,7 @@ FURTHER = 2
 
 ACTIONS = st.one_of(
     st.tuples(st.just("request"), st.sampled_from(LANES), st.integers(2, 30)),
+    st.tuples(st.just("not continued"), st.sampled_from(LANES), st.integers(2, 30)),
     st.tuples(st.just("several"), st.sampled_from(LANES), st.integers(2, 6)),
     st.tuples(st.just("backlog"), st.integers(0, 1), st.integers(10, 30)),
     st.tuples(st.just("slow"), st.sampled_from("ab"), st.sampled_from([1, 20])),
@@ -55,6 +56,8 @@ def play(script: list[tuple[Any, ...]], fleet: Fleet) -> None:
         worker = fleet.workers.get(str(which))
         if what == "request":
             region.request(which, max_tokens=size, partition=size % 2, further=FURTHER)
+        elif what == "not continued":
+            region.request(which, max_tokens=size, partition=size % 2, further=FURTHER, continuation=False)
         elif what == "several":
             region.request(which, max_tokens=5 + size, partition=size % 2, choices=size, further=FURTHER)
         elif what == "backlog":
@@ -197,5 +200,6 @@ def test_whatever_fails_nothing_is_lost_and_nothing_is_said_twice(
 ) -> None:
     fleet = Fleet("a", "b", max_running=max_running)
     play_to_the_end(script, fleet)
-    endings = {fleet.region.terminal(response_id) for response_id in fleet.region.requests}
+    goes_on = [each for each, request in fleet.region.requests.items() if request.continuation]
+    endings = {fleet.region.terminal(response_id) for response_id in goes_on}
     assert fleet.region.claims_lost or EndingCode.GENERATION_INTERRUPTED not in endings

@@ -11,10 +11,13 @@ from hypothesis import strategies as st
 from agents.admission.affinity import (
     FULL_MEMORY,
     LEADING_TOKENS,
+    MOST_TIMES,
     OLDER_MS,
+    SLOW_TIMES,
     Standing,
     best,
     cache_id,
+    times_slower,
     within_bounds,
 )
 from schemas.base import Scope
@@ -172,3 +175,30 @@ def test_nobody_waits_for_what_it_begins_with_behind_a_longer_queue() -> None:
     assert best({home: even, other: even}, "a key", 0.25) == home
     assert best({home: even._replace(queued_tokens=2_000), other: even}, "a key", 0.25) == other
     assert best({home: even._replace(queued_tokens=0.0), other: even}, "a key", 0.25) == home
+
+
+@given(st.dictionaries(names, st.floats(0, 1e6)))
+def test_some_worker_is_never_slow_and_the_slower_counts_the_more(per_s: dict[str, float]) -> None:
+    times = times_slower(per_s)
+    assert all(SLOW_TIMES <= each <= MOST_TIMES for each in times.values())
+    assert len(times) < max(len(per_s), 1)
+    by_speed = sorted(per_s, key=per_s.__getitem__)
+    counted = [times.get(name, 1.0) for name in by_speed]
+    assert counted == sorted(counted, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("per_s", "slower"),
+    [
+        ({}, {}),
+        ({"alone": 5.0}, {}),
+        ({"a": 100.0, "b": 60.0, "c": 110.0}, {}),
+        ({"a": 100.0, "b": 100.0, "slow": 10.0}, {"slow": 7.0}),
+        ({"a": 100.0, "stands": 0.0}, {"stands": MOST_TIMES}),
+        ({"a": 0.0, "b": 0.0}, {}),
+    ],
+)
+def test_who_goes_less_than_half_as_fast_as_all_on_average_is_slow(
+    per_s: dict[str, float], slower: dict[str, float]
+) -> None:
+    assert times_slower(per_s) == pytest.approx(slower)

@@ -27,7 +27,7 @@ def asked(
     item: str, tier: Tier = "paid", tenant_id: str = "acme", model: str = "tiny", deadline_ms: int = NOW + 60_000,
     size_bytes: int = 100, weight: int = 1, *, may_step_aside: bool = True,
 ) -> Asked[str]:  # fmt: skip
-    return Asked(item, tier, tenant_id, model, deadline_ms, size_bytes, weight, may_step_aside)
+    return Asked(item, item, tier, tenant_id, model, deadline_ms, size_bytes, weight, may_step_aside)
 
 
 def entered(backlog: Backlog[str], *all_asked: Asked[str]) -> list[str]:
@@ -162,6 +162,14 @@ def test_what_is_too_late_takes_nobodys_turn() -> None:
     assert begun(backlog) == ["later"]
 
 
+def test_what_is_cancelled_takes_nobodys_turn() -> None:
+    backlog: Backlog[str] = Backlog()
+    entered(backlog, asked("unwanted", "premium"), asked("wanted"))
+    assert backlog.cancelled({"unwanted"}.__contains__) == ["unwanted"]
+    assert backlog.cancelled({"unwanted"}.__contains__) == []
+    assert begun(backlog) == ["wanted"]
+
+
 def test_of_what_has_gone_little_is_kept_however_long_it_might_have_waited() -> None:
     backlog: Backlog[str] = Backlog(most=10)
     entered(backlog, asked("waits", "premium", model="big", deadline_ms=NOW + 30_000))
@@ -234,7 +242,7 @@ class AnyBacklog(RuleBasedStateMachine):
         self, tier: Tier, tenant: str, model: str, lives_ms: int, late: bool, again: bool, busy: bool
     ) -> None:  # fmt: skip
         self.count += 1
-        each = Asked(self.count, tier, tenant, model, self.now_ms + lives_ms, may_step_aside=not again)
+        each = Asked(self.count, str(self.count), tier, tenant, model, self.now_ms + lives_ms, may_step_aside=not again)
         appended_ms = self.now_ms - BEHIND_MS - late
         way = self.backlog.enter(each, self.now_ms, appended_ms=appended_ms, is_busy=busy)
         lowest = sum(waiting.tier == LOWEST for waiting in self.waits.values())
@@ -275,6 +283,16 @@ class AnyBacklog(RuleBasedStateMachine):
         above = [each for each in of_full if each.tier != LOWEST and each.may_step_aside]
         again = [each for each in of_full if not each.may_step_aside]
         assert not rooms or max(len(above), len(again)) <= max(self.most / 2, 1)
+
+    @rule(modulus=st.integers(2, 5))
+    def some_are_cancelled(self, modulus: int) -> None:
+        unwanted = {item for item in self.waits if item % modulus == 0}
+        told = self.backlog.cancelled(lambda response_id: int(response_id) % modulus == 0)
+        assert len(told) == len(set(told))
+        assert set(told) == unwanted
+        for item in told:
+            self.ended.add(item)
+            del self.waits[item]
 
     @precondition(lambda self: self.waits)
     @rule()

@@ -16,9 +16,10 @@ from agents.admission.pipeline import LATER_PER_SECOND, Handle
 from agents.admission.routing import Load
 from agents.admission.turns import OTHERS_EVERY
 from agents.admission.watchdog import Excuses
+from schemas.control import Cancel
 from schemas.endings import EndingCode
-from schemas.generated import Opened
-from schemas.request import LANES, AdmittedRequest, Lane
+from schemas.generated import Ending, Opened
+from schemas.request import LANES, AdmittedRequest, Lane, Request
 from streams.directory import Limits, Tenant
 from streams.log.port import LogRecord
 from tests.unit.agents.admission.world import IDS, NOW, World
@@ -74,6 +75,15 @@ class Late:
             )  # fmt: skip
             records.append(replace(self.world.record(request), timestamp_ms=appended_ms))
         return records
+
+    def cancel(self, records: Sequence[LogRecord]) -> None:
+        """As their gateway does where nothing comes to anybody."""
+        for record in records:
+            request = Request.model_validate_json(record.value or b"")
+            cancel = Cancel(
+                response_id=request.response_id, scope=request.scope, reason="disconnect", requested_at_ms=NOW + 5_000
+            )
+            self.world.services.cancels.take(cancel, NOW + 5_000)
 
     async def read(self, records: Sequence[LogRecord], handle: Handle | None = None) -> None:
         """In the order of the log, all of them looked at before the first has ended."""
@@ -148,6 +158,76 @@ async def test_what_expires_while_it_waits_for_its_turn_ends_then() -> None:
     assert late.world.now_ms <= NOW + OUTAGE_MS + 7_000
     assert len(late.in_lanes()) + len(late.world.log.endings) == 20
     assert 5 <= len(late.in_lanes()) <= 7
+
+
+@pytest.mark.parametrize("tenant", ["gold", "crowd"])
+async def test_what_was_cancelled_meanwhile_ends_at_once_and_takes_no_turn_and_no_lane(tenant: str) -> None:
+    late = Late(per_second=1)
+    unwanted = late.asked(tenant, LOOK_AHEAD)
+    late.cancel(unwanted)
+    await late.read(unwanted)
+    assert late.world.now_ms == NOW + OUTAGE_MS, "no turn was waited for"
+    assert not late.in_lanes()
+    assert not late.aside()
+    assert [ending.code for ending in late.world.log.endings] == [EndingCode.CANCELLED] * LOOK_AHEAD
+    assert len({ending.response_id for ending in late.world.log.endings}) == LOOK_AHEAD
+
+
+async def test_what_is_cancelled_while_it_waits_for_its_turn_ends_then_and_others_have_its_turn() -> None:
+    late = Late(per_second=1)
+    unwanted, wanted = late.asked("gold", 100), late.asked("acme", 2)
+    reading = asyncio.create_task(late.read(unwanted + wanted))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    begun = len(late.in_lanes())
+    assert begun <= 2
+    late.cancel(unwanted)
+    await reading
+    assert late.in_lanes()[begun:] == ["acme", "acme"]
+    assert late.world.now_ms <= NOW + OUTAGE_MS + 5_000
+    assert [ending.code for ending in late.world.log.endings] == [EndingCode.CANCELLED] * (100 - begun)
+
+
+async def test_nobody_who_was_read_late_begins_before_it_is_known_what_was_cancelled() -> None:
+    late = Late()
+    late.world.services.cancels.are_read = False
+    unwanted, wanted = late.asked("gold", 3), late.asked("acme", 3)
+    reading = asyncio.create_task(late.read(unwanted + wanted))
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert late.world.now_ms > NOW + OUTAGE_MS, "it was looked for them"
+    assert not late.world.log.records
+    fresh = late.asked("crowd", 1, appended_ms=late.world.now_ms)
+    await late.read(fresh)
+    assert late.in_lanes() == ["crowd"], "who comes in time waits for nothing"
+    late.cancel(unwanted)
+    late.world.services.cancels.are_read = True
+    await reading
+    assert late.in_lanes() == ["crowd", "acme", "acme", "acme"]
+    assert len(late.world.log.endings) == 3
+
+
+async def test_a_cancel_ends_what_has_stepped_aside_when_it_comes_round() -> None:
+    late = Late()
+    (record,) = late.asked("crowd", 1)
+    await late.world.pipeline.put_aside(record)
+    late.cancel([record])
+    await late.come_round()
+    assert not late.in_lanes()
+    assert [ending.code for ending in late.world.log.endings] == [EndingCode.CANCELLED]
+
+
+async def test_what_an_earlier_delivery_has_routed_ends_beside_its_opened_when_it_comes_again_cancelled() -> None:
+    late = Late()
+    (record,) = late.asked("acme", 1)
+    await late.world.crash_after(record, 1)
+    late.cancel([record])
+    await late.read([record])
+    assert not late.in_lanes()
+    generated = late.world.topics.generated.name
+    [(opened, _)] = late.world.log.of(Opened, generated)
+    [(ended, ending)] = late.world.log.of(Ending, generated)
+    assert (ending.code, ended.partition) == (EndingCode.CANCELLED, opened.partition)
 
 
 @pytest.mark.parametrize("placement", ["fused", "split"])

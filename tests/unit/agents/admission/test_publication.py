@@ -7,7 +7,7 @@ import pytest
 from agents.admission.stages import FUSED, STAGES, Stage
 from schemas.generated import Opened
 from schemas.request import AdmittedRequest
-from tests.unit.agents.admission.world import World
+from tests.unit.agents.admission.world import IDS, World
 
 
 @pytest.mark.parametrize("policy", ["cancel", "continue"])
@@ -52,6 +52,28 @@ async def test_what_is_refused_in_the_background_says_what_was_asked_for() -> No
     [later, at_once] = world.log.endings
     assert later.echo == '{"store":true}'
     assert b"echo" not in at_once.encode(), "its client is told at once, and there is nobody to come for it"
+
+
+async def test_an_answer_is_continued_where_neither_its_tenant_nor_its_model_forbids_it() -> None:
+    world = World()
+    world.beat()
+    world.beat("worker-2", pool="other", model="embed")
+    record = world.record(world.request())
+    await world.pipeline.handle_request(record)
+    world.change(continuation=False)
+    await world.pipeline.handle_request(record)
+    texts = world.request(
+        response_id=IDS.mint(3), endpoint="embeddings", model="embed", messages=[], inputs=["hello"]
+    )  # fmt: skip
+    await world.pipeline.handle_request(world.record(texts))
+    world.change(continuation=True)
+    world.catalog.change_model("tiny", continuation=False)
+    await world.pipeline.handle_request(record)
+    works = [work for _, work in world.log.of(AdmittedRequest, "local.inference.default.standard")]
+    assert [work.continuation for work in works] == [True, False, False]
+    assert b"continuation" not in works[0].encode(), "the same bytes as before there was a policy"
+    [(_, vectors)] = world.log.of(AdmittedRequest, "local.inference.other.standard")
+    assert vectors.continuation, "no vector follows from another"
 
 
 async def test_the_weight_of_the_tenant_goes_with_the_work_unless_it_is_as_everybodys() -> None:

@@ -10,6 +10,7 @@ import pytest
 from redis.asyncio import Redis
 
 from agents.admission.brownout import Brownouts
+from agents.admission.cancels import Cancels
 from agents.admission.recovery import (
     BATCH,
     CLOCK_SKEW_MS,
@@ -27,11 +28,13 @@ from agents.quota.store import RedisQuota, Restored
 from schemas.admission import StandIn
 from schemas.base import Scope
 from schemas.brownout import PoolLevel
+from schemas.control import Cancel, Halt
 from schemas.endings import EndingCode
 from schemas.fallback import Fallback
 from schemas.generated import Ending, Fence, Frame, Opened
 from schemas.request import Lane, ReplyTo
 from schemas.worker import WorkerState
+from streams import clocks
 from streams.directory import Limits
 from streams.log.memory import MemoryConsumer, MemoryLog
 from streams.log.port import LogError, LogRecord
@@ -428,13 +431,13 @@ def heartbeat(worker_id: str) -> bytes:
 
 
 def log_of_workers() -> MemoryLog:
-    log = MemoryLog()
-    for topic in (TOPICS.workers, TOPICS.brownout):
+    log = MemoryLog(clocks.now_ms)
+    for topic in (TOPICS.workers, TOPICS.brownout, TOPICS.control):
         log.create_topic(topic.name, 1)
     return log
 
 
-def test_the_views_of_workers_and_levels_follow_their_topics() -> None:
+def test_the_views_of_workers_levels_and_cancels_follow_their_topics() -> None:
     log = log_of_workers()
     workers, brownout = TOPICS.workers.name, TOPICS.brownout.name
     log.append(workers, heartbeat("gone"), key="gone")
@@ -444,14 +447,21 @@ def test_the_views_of_workers_and_levels_follow_their_topics() -> None:
     for level in (1, 2):
         log.append(brownout, PoolLevel(pool="default", level=level, since_ms=NOW).encode(), key="default")
     log.append(brownout, b"[]", key="other")
-    view, levels = WorkersView(), Brownouts()
+    cancel = Cancel(response_id="unwanted", scope=SCOPE, reason="disconnect", requested_at_ms=NOW)
+    log.append(TOPICS.control.name, cancel.encode(), key="unwanted")
+    log.append(TOPICS.control.name, Halt(response_id="halted", scope=SCOPE, reason="safety").encode(), key="halted")
+    log.append(TOPICS.control.name, b"[]", key="post-safety buries it")
+    view, levels, cancels = WorkersView(), Brownouts(), Cancels()
+    assert not cancels.are_read
     failures: list[Exception] = []
-    reader = WorkersReader(lambda: log.consumer(None, "reader"), TOPICS, view, levels, failures.append)
+    reader = WorkersReader(lambda: log.consumer(None, "reader"), TOPICS, view, levels, cancels, failures.append)
     reader.start()
     assert reader.caught_up.wait(60)
     reader.close()
     assert [load.state.worker_id for load in view.live("default", NOW)] == ["here"]
     assert (levels.level("default"), levels.level("other")) == (2, 0)
+    assert cancels.are_read
+    assert [each in cancels for each in ("unwanted", "halted")] == [True, False]
     assert {(record.key, error.reason) for record, error in reader.unreadable} == {
         (b"broken", "not_json"), (b"other", "invalid"),
     }  # fmt: skip
@@ -461,7 +471,7 @@ def test_the_views_of_workers_and_levels_follow_their_topics() -> None:
 def test_a_topic_that_does_not_exist_ends_the_process_and_is_no_empty_view() -> None:
     failures: list[Exception] = []
     reader = WorkersReader(
-        lambda: MemoryLog().consumer(None, "reader"), TOPICS, WorkersView(), Brownouts(), failures.append
+        lambda: MemoryLog().consumer(None, "reader"), TOPICS, WorkersView(), Brownouts(), Cancels(), failures.append
     )
     reader.start()
     reader.close()
@@ -486,7 +496,7 @@ def test_a_log_that_fails_later_ends_the_process_too() -> None:
         failed.set()
 
     reader = WorkersReader(
-        lambda: Failing(log, None, "reader", "earliest"), TOPICS, WorkersView(), Brownouts(), on_failure
+        lambda: Failing(log, None, "reader", "earliest"), TOPICS, WorkersView(), Brownouts(), Cancels(), on_failure
     )
     reader.start()
     assert failed.wait(60)

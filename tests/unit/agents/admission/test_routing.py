@@ -69,7 +69,7 @@ def test_a_route_is_always_a_partition_of_a_live_worker_that_reads_the_lane(
     assert chosen.state.beat_at_ms + chosen.state.lease_ms > NOW
     assert route.lane_partition in chosen.state.lane_partitions[lane]
     assert route.generated_partition in chosen.state.home_partitions
-    assert chosen.tokens == min(load.tokens for load in fit)
+    assert chosen.tokens() == min(load.tokens() for load in fit)
 
 
 def test_a_worker_whose_lease_ran_out_gets_nothing() -> None:
@@ -184,7 +184,7 @@ def test_no_cache_id_takes_anybody_where_the_lane_is_not_read_or_beyond_the_boun
     assert len(chosen) == bool(fit)
     for load in chosen:
         assert route.lane_partition in load.state.lane_partitions[lane]
-        assert load.tokens <= (1 + excess) * sum(each.tokens for each in fit) / len(fit) + 1e-6
+        assert load.tokens() <= (1 + excess) * sum(each.tokens() for each in fit) / len(fit) + 1e-6
 
 
 def test_a_full_queue_refuses_the_lowest_priority_first() -> None:
@@ -342,6 +342,28 @@ def test_the_wait_is_by_what_left_its_lane_and_those_above_it() -> None:
         view.update("worker-1", worker(beat_at_ms=NOW + second * 1_000, queues=queues))
     waits = [queued and queued.wait_ms for queued in (view.queued("worker-1", lane) for lane in LANES)]
     assert waits == [2_500, 2_500, 3_000]
+
+
+@pytest.mark.parametrize("cache_id", ["", "conversation"])
+def test_a_slow_worker_is_sent_no_more_for_giving_away_what_waits_there(cache_id: str) -> None:
+    view = WorkersView()
+    for second in range(5):
+        slow = {"waiting": 10, "left": 30 * second, "spilled": 29 * second}
+        slow |= {"left_tokens": 3_000 * second, "spilled_tokens": 2_900 * second}
+        sound = {"waiting": 30, "left": 10 * second, "left_tokens": 1_000 * second}
+        for worker_id, queue, queued in (("slow", slow, 1_000), ("sound-1", sound, 3_000), ("sound-2", sound, 3_000)):
+            view.update(worker_id, worker(
+                worker_id, beat_at_ms=NOW + second * 1_000, queues={"standard": queue}, waiting=queue["waiting"],
+                queued_tokens=queued, max_running=8, running=8,
+            ))  # fmt: skip
+    loads = view.live("default", NOW + 4_000)
+    routes = [
+        choose(
+            loads, Lane.STANDARD, f"r{number}", lane_partitions=8, generated_partitions=8,
+            cache_id=cache_id and f"{cache_id}-{number}", excess=0.25,
+        ).worker_id for number in range(50)
+    ]  # fmt: skip
+    assert set(routes) == {"sound-1", "sound-2"}
 
 
 def test_what_a_worker_may_have_beyond_others_goes_by_its_size() -> None:

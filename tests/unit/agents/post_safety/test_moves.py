@@ -353,9 +353,9 @@ def test_a_move_says_how_many_attempts_were_lost_without_those_that_their_worker
     """What may have killed them is tried alone where it goes."""
     deserted = failed(attempt="att_2", by="post-safety")
     member = Member(world)
-    world.write(promised(), fence("r1"), fence("r1", "att_2"), deserted)
+    world.write(promised(), fence("r1"), fence("r1", "att_2").model_copy(update={"losses": 2}), deserted)
     member.run(300, 50)
-    world.write(fenced(1, "att_3", "spare"), failed(attempt="att_3", move=1))
+    world.write(fenced(1, "att_3", "spare", losses=3), failed(attempt="att_3", move=1))
     member.run(300, 50)
     first, second = moves(world)
     assert (first.attempts, second.attempts) == (2, 2)
@@ -363,5 +363,18 @@ def test_a_move_says_how_many_attempts_were_lost_without_those_that_their_worker
     world.write(promised(), fence("r1"), failed())
     Member(world).run(300, 50)
     [move] = moves(world)
-    assert move.attempts == 0
+    assert move.attempts == 0, "its worker has ended it"
     assert b"attempts" not in move.encode(), "what an older release would not write is left out"
+
+
+@pytest.mark.parametrize("heirs", [0, 1, 5])
+def test_a_move_of_what_never_entered_an_engine_blames_it_for_nothing(world: World, heirs: int) -> None:
+    """However often a worker has taken it over and gone again, whose engine never started."""
+    waiting = [
+        fence("r1", f"att_{number}", takeover=number > 0).model_copy(update={"losses": 0}) for number in range(heirs)
+    ]
+    last = f"att_{heirs - 1}" if heirs else ""
+    member = Member(world)
+    world.write(promised(), *waiting, failed(attempt=last, by="post-safety"))
+    member.run(300, 50)
+    assert [move.attempts for move in moves(world)] == [0]
