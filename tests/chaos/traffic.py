@@ -1,5 +1,6 @@
 """Traffic that does not end by itself: chats over both transports, some with two answers, some cancelled, refused
-prompts, halted answers, and producers' jobs, which are paused for them.
+prompts, halted answers, and producers' jobs, which are paused for them. Half of the chats are for a bigger model; where
+they are the guarded tenant's, a smaller one may answer them.
 """
 
 import threading
@@ -57,14 +58,14 @@ class Question:
 def question(client: int, turn: int) -> Question:
     """Half of the clients use WebSockets, and half of each name idempotency keys. Every third question of each is the
     guarded tenant's, every ninth is refused, every fifth asks for two answers, and every seventh over a socket is
-    cancelled.
+    cancelled. Every other question is for the bigger model.
     """
     number = client * 100_000 + turn
     text = (REFUSED if turn % 9 == 8 else STORY).format(number=number)
     several = {"n": 2} if turn % 5 == 4 else {}
     body: dict[str, Any] = {
-        "model": "default", "messages": [{"role": "user", "content": text}], "max_tokens": MAX_TOKENS,
-        "on_disconnect": "continue", **several,
+        "model": "bigger" if turn % 2 else "default", "messages": [{"role": "user", "content": text}],
+        "max_tokens": MAX_TOKENS, "on_disconnect": "continue", **several,
     }  # fmt: skip
     over_socket = client % 2 == 1
     return Question(

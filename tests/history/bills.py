@@ -69,16 +69,18 @@ def _bill_of(response_id: str, log: Log, generated: Generated, terminal: Mapping
         if (told := terminal["usage"][name]) != used[name]:
             what = f"its client is told of {told} {name.replace('_', ' ')}, and {used[name]} are billed"
             yield Violation("billed", response_id, what)
-    if generated.opened is not None and terminal["usage"]["prompt_tokens"] != generated.opened["prompt_tokens"]:
+    if generated.opened is not None and terminal["usage"]["prompt_tokens"] != generated.served["prompt_tokens"]:
         told = terminal["usage"]["prompt_tokens"]
         yield Violation("billed", response_id, f"its client is told of {told} tokens of its prompt")
 
 
 def _due(generated: Generated, choice: int, terminal: Mapping[str, Any]) -> dict[str, Any]:
-    """Of the event of that choice. What was never opened has no model that was to answer."""
-    taken, opened, about = bool(generated.began), generated.opened, generated.opened or generated.refused
-    first = taken and opened is not None and not choice
-    cached = min(generated.cached_tokens, opened["prompt_tokens"]) if first and opened is not None else 0
+    """Of the event of that choice: of the model and the pool that it was moved to, where a worker has begun it there.
+    What was never opened has no model that was to answer.
+    """
+    taken, served, about = bool(generated.attempt_id), generated.served, generated.served or generated.refused
+    first = taken and bool(served) and not choice
+    cached = min(generated.cached_tokens, served["prompt_tokens"]) if first else 0
     finish_reasons = terminal["finish_reasons"]
     return {
         "response_id": terminal["response_id"],
@@ -87,10 +89,10 @@ def _due(generated: Generated, choice: int, terminal: Mapping[str, Any]) -> dict
         "finish_reason": finish_reasons[choice] if choice < len(finish_reasons) else "",
         "attempts": len(generated.began),
         "billable": taken and terminal["code"] in CHARGED,
-        "uncached_input_tokens": opened["prompt_tokens"] - cached if first and opened is not None else 0,
+        "uncached_input_tokens": served["prompt_tokens"] - cached if first else 0,
         "cached_input_tokens": cached,
-        "reserved_tokens": opened["reserved_tokens"] if opened is not None and not choice else 0,
-        **{name: "" if opened is None else opened[name] for name in ("model", "pool", "lane")},
+        "reserved_tokens": served["reserved_tokens"] if served and not choice else 0,
+        **{name: served[name] if served else "" for name in ("model", "pool", "lane")},
         **{name: about[name] for name in ("requested_model", "endpoint", "accepted_at_ms") if about is not None},
     }
 

@@ -65,8 +65,9 @@ def check(
     violations += of_jobs(jobs, log)
     violations += of_held(held, log, memory_lost_at_ms)
     if undisturbed is not None:
-        for response_id, request in log.admitted.items():
-            violations += as_undisturbed(response_id, log.generated[response_id], undisturbed(request))
+        for response_id, admitted in log.admitted.items():
+            asked = admitted[max(admitted)]  # where it was last
+            violations += as_undisturbed(response_id, log.generated[response_id], undisturbed(asked))
     results = (result for each in log.results.values() for result in each.values())
     refused = [answer.refused for answer in answers if answer.refused]
     return Verdict(
@@ -86,7 +87,9 @@ def _counts(answers: Sequence[Answer], jobs: Sequence[Job], log: Log) -> Counter
         tokens=sum(len(each.tokens) for each in generated),
         tokens_told=sum(answer.last for answer in answers),
         answers_of_several_choices=sum(each.choices > 1 for each in generated),
-        answers_by_another_model=sum(each.fallback for each in generated),
+        answers_by_another_model=sum(each.fallback is not None for each in generated),
+        moved_answers=sum(each.moves > 0 for each in generated),
+        moved_to_another_model=sum(each.moved_to.get("fallback") is not None for each in generated),
         continued_answers=sum(len(each.began) > 1 for each in generated),
         late_tokens_of_overtaken_attempts=sum(each.late_tokens for each in generated),
         connections_left=sum(len(answer.left) for answer in answers),
