@@ -20,9 +20,9 @@ from tests.chaos.clients import PATIENCE_S
 from tests.chaos.schedule import Fault
 from tests.chaos.strike import Struck, strike, until_ready
 from tests.chaos.summary import result
-from tests.chaos.traffic import ClientFailed, Traffic
+from tests.chaos.traffic import TENANTS, ClientFailed, Traffic
 from tests.history.check import ENDINGS, Verdict
-from tests.history.collect import prices_of, read_bills, read_held, read_log, until_settled
+from tests.history.collect import SETTLED_TIMEOUT_S, prices_of, read_bills, read_held, read_log, until_settled
 from tests.history.kept import History
 from tests.history.saw import Answer, Held
 from tests.history.violation import Violation
@@ -38,7 +38,7 @@ SLOTS = 4
 always: then jobs are paused for chats. What waits for a slot has nothing to lose by being moved.
 """
 MOVE_AFTER_MS = 1_000
-FALLS_BACK = "guarded"
+FALLS_BACK = "demo"
 """The tenant whom a smaller model may answer. Others wait for theirs."""
 OPTIONS = replace(
     simulated(ENGINE, admission=2, gateways=2, max_running=SLOTS),
@@ -49,7 +49,6 @@ OPTIONS = replace(
         "SLUICE_POST_SAFETY__MOVE_AFTER_MS": str(MOVE_AFTER_MS),
     },
 )
-SETTLED_TIMEOUT_S = 300.0
 SOON = RestartPolicy(max_delay_s=0.5)
 """Whoever is struck again at once is no process that cannot run."""
 
@@ -120,6 +119,7 @@ def _keep(history: History, stack: Stack, traffic: Traffic, struck: Sequence[Str
     history.keep(
         traffic.answers, traffic.jobs, read_log(stack), read_bills(stack), options.engine_args,
         prices=prices_of(stack), held=held, memory_lost_at_ms=memory_lost_at_ms(struck),
+        own_model_only=[tenant for tenant in TENANTS if tenant != FALLS_BACK],
     )  # fmt: skip
 
 

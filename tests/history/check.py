@@ -38,7 +38,7 @@ class Verdict:
 
 
 def check(
-    answers: Sequence[Answer],
+    answers: Sequence[Answer] | None,
     jobs: Sequence[Job],
     log: Log,
     bills: Iterable[Mapping[str, Any]],
@@ -48,21 +48,30 @@ def check(
     prices: Prices | None = None,
     held: Sequence[Held] = (),
     memory_lost_at_ms: int = 0,
+    own_model_only: Collection[str] = (),
 ) -> Verdict:
-    """`bills`: the rows of the table of usage. `undisturbed` None: nobody knows what would have been said. `endings`:
-    those that may be; None: any. `held`, `memory_lost_at_ms`: as in `of_held`.
+    """`answers` None: nobody wrote down what clients saw. `bills`: the rows of the table of usage. `undisturbed` None:
+    nobody knows what would have been said. `endings`: those that may be; None: any. `held`, `memory_lost_at_ms`: as in
+    `of_held`. `own_model_only`: tenants whom no other model may answer than the one that they asked for.
     """
+    violations = [] if answers is None else [*of_clients(answers, log)]
+    untold = log.requested.keys() if answers is not None else set()
+    answers = answers or ()
     told = {response_id for answer in answers for response_id in answer.response_ids}
     on_the_log = log.requested.keys() | log.admitted.keys() | log.generated.keys() | log.told.keys()
     response_ids = sorted(on_the_log | told)
-    cancelled = {answer.response_id for answer in answers if answer.was_cancelled} | (log.requested.keys() - told)
-    violations = [*of_clients(answers, log)]
+    cancelled = {answer.response_id for answer in answers if answer.was_cancelled} | (untold - told)
     for response_id in response_ids:
         may_be = {*endings, "cancelled"} if endings is not None and response_id in cancelled else endings
         violations += of_response(response_id, log, may_be)
     violations += of_usage(response_ids, log)
     violations += of_bills(log, bills, prices)
     violations += of_jobs(jobs, log)
+    violations += (
+        Violation("differs", response_id, f"{generated.tenant} is answered by another model than was asked for")
+        for response_id, generated in log.generated.items()
+        if generated.fallback is not None and generated.tenant in own_model_only
+    )
     violations += of_held(held, log, memory_lost_at_ms)
     if undisturbed is not None:
         for response_id, admitted in log.admitted.items():

@@ -79,6 +79,11 @@ class Generated:
         return self.opened or self.refused or {}
 
     @property
+    def is_of_vectors(self) -> bool:
+        """What is embedded has no output: each of its tokens is a vector, and its prompt alone is billed."""
+        return bool(self.about.get("endpoint") == "embeddings")
+
+    @property
     def tenant(self) -> str:
         return str(self.about["scope"]["tenant_id"]) if self.about else ""
 

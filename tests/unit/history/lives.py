@@ -29,14 +29,16 @@ class History:
     said: dict[str, list[list[str]]] = field(default_factory=dict)
     clock_us: int = 1_000
     memory_lost_at_ms: int = 0
+    own_model_only: Collection[str] = ()
 
-    def verdict(self, endings: Collection[str] | None = ENDINGS) -> Verdict:
+    def verdict(self, endings: Collection[str] | None = ENDINGS, *, of_log_alone: bool = False) -> Verdict:
+        """`of_log_alone`: nobody wrote down what clients saw."""
         log = Log()
         for record in self.records:
             log.take(record)
         return check(
-            self.answers, self.jobs, log, self.bills, self._undisturbed, endings=endings, prices=PRICES,
-            held=self.held, memory_lost_at_ms=self.memory_lost_at_ms,
+            None if of_log_alone else self.answers, self.jobs, log, self.bills, self._undisturbed, endings=endings,
+            prices=PRICES, held=self.held, memory_lost_at_ms=self.memory_lost_at_ms, own_model_only=self.own_model_only,
         )  # fmt: skip
 
     @property

@@ -295,6 +295,32 @@ def test_of_what_was_moved_what_may_not_be_is_found(what: str) -> None:
     assert kind in history.kinds()
 
 
+def test_whom_no_other_model_may_answer_is_answered_by_none() -> None:
+    history = moved()
+    history.own_model_only = ["guarded"]
+    assert history.verdict().violations == []
+    history.own_model_only = ["demo"]
+    assert history.kinds() == {"differs"}
+
+
+def test_what_is_embedded_is_billed_by_its_prompt_alone() -> None:
+    history = whole(endpoint="embeddings")
+    assert "billed" in history.kinds()
+    history.bill(endpoint="embeddings", output_tokens=0, released_tokens=0)
+    history.bills[0]["cost_pico"] = 340_000
+    told = {**history.of("responses", "terminal")[0]["usage"], "completion_tokens": 0}
+    history.of("responses", "terminal")[0]["usage"] = history.answers[0].usage = told
+    assert history.verdict().violations == []
+
+
+def test_a_log_is_judged_alone_where_nobody_wrote_down_what_clients_saw() -> None:
+    history = whole()
+    assert history.verdict(of_log_alone=True).violations == []
+    ended(history, "cancelled", billable=True)
+    violations = history.verdict(of_log_alone=True).violations
+    assert [each.what for each in violations] == ["ended cancelled, which nobody caused"]
+
+
 def test_a_violation_names_its_response() -> None:
     history = whole("healthy")
     whole("broken", history).answers[-1].spans.pop()
