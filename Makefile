@@ -38,7 +38,7 @@ test: ## The tests, the end-to-end ones on the real stack; all but the long ones
 	@$(BOOTSTRAP) --engine vllm --dev
 	@$(BIN)/python -m tests.side_by_side
 
-test-long: ## The tests that take their time
+test-long: ## The tests that take their time, thirty faults among them
 	@$(BOOTSTRAP) --engine vllm --dev
 	@$(BIN)/python -m tests.side_by_side long
 
@@ -69,7 +69,7 @@ chaos: ## Kills, stops and freezes processes under traffic, N times, and judges 
 	@$(BOOTSTRAP) --engine sim --dev
 	@$(BIN)/python -m tests.chaos --faults $(N) --seed $(SEED) $(ARGS)
 
-faults: ## The tests of faults, the thirty and the large batch too, which take half an hour
+faults: ## The tests of faults, the large batch too, which takes half an hour
 	@$(BOOTSTRAP) --engine vllm --dev
 	@$(BIN)/pytest tests/faults
 

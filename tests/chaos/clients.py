@@ -160,7 +160,7 @@ class OverWebSocket(Asking):
                 if self._cancels and not answer.was_cancelled and answer.last >= CANCEL_AFTER:
                     self._cancel(socket)
             case TerminalMessage():
-                answer.usage = _used(message.usage)
+                answer.usage, answer.model = _used(message.usage), message.model
                 answer.code, answer.terminal_sequence = message.code, message.sequence_number
                 return "ended"
             case ErrorMessage():
@@ -215,6 +215,7 @@ class OverEvents(Asking):
             if error is not None:
                 code = str(error["code"])
                 continue
+            answer.model = chunk["model"]
             for choice in chunk["choices"]:
                 if text := choice["delta"].get("content"):
                     first = answer.last + 1 if number > answer.last else number

@@ -13,13 +13,16 @@ from deploy.local.plan import Options
 from deploy.local.runner import Stack, simulated
 from deploy.local.supervision import RestartPolicy
 from deploy.local.supervisor import SupervisorError
+from deploy.tenants_file import write_tenants
+from streams.settings import CONFIG_VARIABLE
+from streams.toml_directory import read_tenants
 from tests.chaos.clients import PATIENCE_S
 from tests.chaos.schedule import Fault
 from tests.chaos.strike import Struck, strike, until_ready
 from tests.chaos.summary import result
-from tests.chaos.traffic import ClientFailed, Traffic
+from tests.chaos.traffic import TENANTS, ClientFailed, Traffic
 from tests.history.check import ENDINGS, Verdict
-from tests.history.collect import prices_of, read_bills, read_held, read_log, until_settled
+from tests.history.collect import SETTLED_TIMEOUT_S, prices_of, read_bills, read_held, read_log, until_settled
 from tests.history.kept import History
 from tests.history.saw import Answer, Held
 from tests.history.violation import Violation
@@ -30,15 +33,22 @@ ENGINE: dict[str, bool | int | float | str] = {
     "script": SCRIPT, "script_share": 0.7,
 }  # fmt: skip
 CLIENTS = 12
-SLOTS = 8
-"""Of each worker. All of them are taken where both workers run, now and then, and where one does, always: then jobs are
-paused for chats.
+SLOTS = 4
+"""Of each worker. All of them are taken where both workers of the smaller model run, now and then, and where one does,
+always: then jobs are paused for chats. What waits for a slot has nothing to lose by being moved.
 """
+MOVE_AFTER_MS = 1_000
+FALLS_BACK = "demo"
+"""The tenant whom a smaller model may answer. Others wait for theirs."""
 OPTIONS = replace(
-    simulated(ENGINE, workers=2, admission=2, gateways=2, max_running=SLOTS),
-    environment={"SLUICE_GATEWAY__LEAVE_MS": "500", "SLUICE_WORKER__HEADROOM": str(1 / SLOTS)},
+    simulated(ENGINE, admission=2, gateways=2, max_running=SLOTS),
+    environment={
+        CONFIG_VARIABLE: str(Path(__file__).with_name("catalogue.toml")),
+        "SLUICE_GATEWAY__LEAVE_MS": "500",
+        "SLUICE_WORKER__HEADROOM": str(1 / SLOTS),
+        "SLUICE_POST_SAFETY__MOVE_AFTER_MS": str(MOVE_AFTER_MS),
+    },
 )
-SETTLED_TIMEOUT_S = 300.0
 SOON = RestartPolicy(max_delay_s=0.5)
 """Whoever is struck again at once is no process that cannot run."""
 
@@ -73,6 +83,7 @@ def run(
     history = History(folder / "history")
     with Stack(folder / "stack", options, policy=SOON) as stack:
         raise_limits(stack)
+        _let_fall_back(stack)
         stack.wait_ready()
         until_ready(stack)
         with Traffic(stack, clients) as traffic:
@@ -93,6 +104,12 @@ def run(
     return Run(told, verdict, stopped, secrets, struck, traffic.answers, restarts)
 
 
+def _let_fall_back(stack: Stack) -> None:
+    file = stack.data.tenants_file
+    tenants = read_tenants(file)
+    write_tenants(file, [each.model_copy(update={"fallback": each.tenant_id == FALLS_BACK}) for each in tenants])
+
+
 def _keep(history: History, stack: Stack, traffic: Traffic, struck: Sequence[Struck], options: Options) -> None:
     held: list[Held] = []
     try:
@@ -102,6 +119,7 @@ def _keep(history: History, stack: Stack, traffic: Traffic, struck: Sequence[Str
     history.keep(
         traffic.answers, traffic.jobs, read_log(stack), read_bills(stack), options.engine_args,
         prices=prices_of(stack), held=held, memory_lost_at_ms=memory_lost_at_ms(struck),
+        own_model_only=[tenant for tenant in TENANTS if tenant != FALLS_BACK],
     )  # fmt: skip
 
 

@@ -15,19 +15,22 @@ class Kind(StrEnum):
     """SIGTERM: it is to leave in order."""
     FREEZE = "freeze"
     """SIGSTOP for longer than any lease or session of its, then SIGCONT."""
+    AWAY = "away"
+    """SIGKILL, and nobody starts it again for so long that others are to do what it had not begun."""
     MOVE = "move"
     """Nobody dies: groups are handed to other brokers, of which there must be several."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """Struck `after_s` after all has recovered from the one before. `flushed`: the Redis that is emptied while the
-    processes are frozen, as late as their leases have ended.
+    """Struck `after_s` after all has recovered from the one before. `away_s`: for so long they are frozen, or not
+    started again. `flushed`: the Redis that is emptied while the processes are frozen, as late as their leases have
+    ended.
     """
 
     kind: Kind
     processes: tuple[str, ...]
-    frozen_s: float = 0.0
+    away_s: float = 0.0
     flushed: str = ""
     after_s: float = 0.0
 
@@ -43,6 +46,10 @@ class Fault:
 LEASE_S: Final = 4.0
 """Of workers' claims; sessions of consumers end after 3 s."""
 FROZEN_S: Final = 1.5 * LEASE_S
+DESERTED_S: Final = 2.5 * LEASE_S
+"""Nobody lives in a pool once the leases of its workers have ended; so long after that what waits there is moved
+(`tests.chaos.run.MOVE_AFTER_MS`), with time for who is busy.
+"""
 BETWEEN_S: Final = (0.2, 1.2)
 
 
@@ -54,22 +61,30 @@ def _stopped(*processes: str) -> Fault:
     return Fault(Kind.STOP, processes)
 
 
-def _frozen(*processes: str, flushed: str = "") -> Fault:
-    return Fault(Kind.FREEZE, processes, FROZEN_S, flushed)
+def _frozen(*processes: str, flushed: str = "", away_s: float = FROZEN_S) -> Fault:
+    return Fault(Kind.FREEZE, processes, away_s, flushed)
+
+
+def _away(*processes: str) -> Fault:
+    return Fault(Kind.AWAY, processes, DESERTED_S)
+
+
+BIG, SPARE = "worker-3", "worker-4"
+"""The bigger model's workers, each alone in its pool."""
 
 
 DECK: Final = (
     _killed("worker-1"),
-    _killed("worker-2"),
     _killed("worker-1", "worker-2"),
     _stopped("worker-1"),
-    _stopped("worker-2"),
+    _away(BIG),
+    _away(BIG, SPARE),
+    _away(BIG, SPARE, "admission-1"),
     _frozen("worker-1"),
     _frozen("worker-2"),
     _frozen("worker-1", flushed="redis"),
-    _frozen("worker-2", flushed="redis"),
+    _frozen(BIG, SPARE, away_s=DESERTED_S),
     _killed("gateway-1"),
-    _killed("gateway-2"),
     _killed("gateway-1", "gateway-2"),
     _stopped("gateway-1"),
     _frozen("gateway-1"),

@@ -54,6 +54,8 @@ def strike(stack: Stack, traffic: Traffic, fault: Fault) -> Struck:
                 stack.kill(name, signal.SIGTERM)
         case Kind.FREEZE:
             _freeze(stack, fault)
+        case Kind.AWAY:
+            _keep_away(stack, fault)
         case Kind.MOVE:
             move_coordinators(stack)
     blow_ms, blow_s = now_ms(), time.monotonic()
@@ -80,13 +82,24 @@ def _freeze(stack: Stack, fault: Fault) -> None:
     try:
         for process in processes:
             process.send(signal.SIGSTOP)
-        time.sleep(min(FLUSH_AFTER_S, fault.frozen_s))
+        time.sleep(min(FLUSH_AFTER_S, fault.away_s))
         if fault.flushed:
             _flush(stack, fault.flushed)
-        time.sleep(max(0.0, fault.frozen_s - FLUSH_AFTER_S))
+        time.sleep(max(0.0, fault.away_s - FLUSH_AFTER_S))
     finally:
         for process in processes:
             process.send(signal.SIGCONT)
+
+
+def _keep_away(stack: Stack, fault: Fault) -> None:
+    processes = [stack.supervisor.process(name) for name in fault.processes]
+    try:
+        for process in processes:
+            process.stop(kill=True)
+        time.sleep(fault.away_s)
+    finally:
+        for process in processes:
+            process.start()
 
 
 def _flush(stack: Stack, name: str) -> None:

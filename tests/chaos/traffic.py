@@ -1,11 +1,11 @@
 """Traffic that does not end by itself: chats over both transports, some with two answers, some cancelled, refused
-prompts, halted answers, and producers' jobs, which are paused for them.
+prompts, halted answers, and producers' jobs, which are paused for them. Half of the chats are for a bigger model.
 """
 
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
@@ -22,6 +22,8 @@ from tests.history.saw import Answer, Job
 
 STORY = "Tell me a story, number {number}."
 REFUSED = "Please open the vault, {number}."
+TENANTS = ("demo", "demo", "guarded")
+"""Whose questions they are, by turns."""
 MAX_TOKENS = 120
 JOB_TOKENS = 100
 """Long enough that it has begun, and is paused, when somebody comes who waits for a first token."""
@@ -57,30 +59,41 @@ class Question:
 def question(client: int, turn: int) -> Question:
     """Half of the clients use WebSockets, and half of each name idempotency keys. Every third question of each is the
     guarded tenant's, every ninth is refused, every fifth asks for two answers, and every seventh over a socket is
-    cancelled.
+    cancelled. Every other question is for the bigger model.
     """
     number = client * 100_000 + turn
     text = (REFUSED if turn % 9 == 8 else STORY).format(number=number)
     several = {"n": 2} if turn % 5 == 4 else {}
     body: dict[str, Any] = {
-        "model": "default", "messages": [{"role": "user", "content": text}], "max_tokens": MAX_TOKENS,
-        "on_disconnect": "continue", **several,
+        "model": "bigger" if turn % 2 else "default", "messages": [{"role": "user", "content": text}],
+        "max_tokens": MAX_TOKENS, "on_disconnect": "continue", **several,
     }  # fmt: skip
     over_socket = client % 2 == 1
     return Question(
-        number, "guarded" if turn % 3 == 2 else "demo", body, over_socket=over_socket, has_key=client // 2 % 2 == 1,
+        number, TENANTS[turn % len(TENANTS)], body, over_socket=over_socket, has_key=client // 2 % 2 == 1,
         is_cancelled=over_socket and turn % 7 == 6,
     )  # fmt: skip
 
 
+Asks = Callable[[int, int], Question]
+"""What a client asks at which of its turns."""
+
+
 class Traffic:
-    """In threads, from `start` to `finish`. `answers` and `jobs`: what has ended so far; at the end, all. `failures`:
-    of clients, once it has finished.
+    """In threads, until `finish`. `answers` and `jobs`: what has ended so far; at the end, all. `failures`: of clients,
+    once it has finished.
     """
 
-    def __init__(self, stack: Stack, clients: int) -> None:
+    def __init__(
+        self, stack: Stack, clients: int, *, first: int = 0, urls: Sequence[str] | None = None, asks: Asks = question
+    ) -> None:
+        """`first`: the number of the first client; who has another one asks other questions. `urls`: of gateways; None:
+        of all of the stack's.
+        """
         self._stack = stack
-        self._clients = clients
+        self._clients = range(first, first + clients)
+        self._urls = urls
+        self._asks = asks
         self._stopping = threading.Event()
         self._pool = ThreadPoolExecutor(clients + 1)
         self._work: list[Future[None]] = []
@@ -90,7 +103,7 @@ class Traffic:
         self.failures: list[str] = []
 
     def __enter__(self) -> Self:
-        self._work = [self._pool.submit(self._chats, number) for number in range(self._clients)]
+        self._work = [self._pool.submit(self._chats, client) for client in self._clients]
         self._work.append(self._pool.submit(self._produces))
         return self
 
@@ -117,6 +130,16 @@ class Traffic:
 
         self._until(moved, f"a stream that ran at {since_ms} has had nothing more", timeout_s)
 
+    def until_ended(self, more: int, timeout_s: float, *codes: str) -> None:
+        """Until so many more answers have ended, each of `codes` among them. Raises ClientFailed, TimeoutError."""
+        before = len(self.answers)
+
+        def ended() -> bool:
+            codes_of = [answer.code for answer in self.answers[before:] if answer.code]
+            return len(codes_of) >= more and {*codes} <= {*codes_of}
+
+        self._until(ended, f"not {more} more answers, or not all of {codes},", timeout_s)
+
     def _until(self, condition: Callable[[], bool], what: str, timeout_s: float) -> None:
         deadline_s = time.monotonic() + timeout_s
         while not condition():
@@ -131,8 +154,7 @@ class Traffic:
         """Asks nothing more, and waits for what is open; what is open still counts as asked."""
         self._stopping.set()
         deadline_s = time.monotonic() + timeout_s
-        for number, work in enumerate(self._work):
-            who = f"client {number}" if number < self._clients else "producer"
+        for who, work in zip([*(f"client {client}" for client in self._clients), "producer"], self._work, strict=True):
             try:
                 if (error := work.exception(max(0.1, deadline_s - time.monotonic()))) is not None:
                     # Whatever it is: what all of them saw is judged, and this is told beside it.
@@ -143,11 +165,11 @@ class Traffic:
         self.answers += [answer for answer in self._open.values() if id(answer) not in ended]
 
     def _chats(self, client: int) -> None:
-        urls = self._stack.plan.gateway_urls
+        urls = self._urls or self._stack.plan.gateway_urls
         first = client % len(urls)
         turn = 0
         while not self._stopping.is_set():
-            asked = question(client, turn)
+            asked = self._asks(client, turn)
             answer = Answer(
                 request=str(asked.number), how="websocket" if asked.over_socket else "sse", tenant=asked.tenant,
                 prompt=asked.prompt, key=f"key-{uuid.uuid4().hex}" if asked.has_key else "",

@@ -11,13 +11,13 @@ from confluent_kafka import KafkaError, Message, Producer
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
+from benchmarks.stacks import records_of
 from deploy.cli.questions import query
 from deploy.local.runner import Stack
 from streams.log.kafka import KafkaConsumer
 from streams.log.port import Headers, LogRecord
 from streams.signing import sign_job
 from tests.e2e.stacks import TIMEOUT_S, body
-from tests.faults.history import read_topic
 from tests.servers import until
 
 LIFETIME_MS = 600_000
@@ -101,6 +101,12 @@ def signature(
 
 def submit(stack: Stack, custom_id: str, value: bytes, headers: Headers) -> Place:
     return put(stack, stack.plan.settings.topics.intake_batch.name, value, key=custom_id, headers=headers)
+
+
+def read_topic(stack: Stack, topic: str) -> list[tuple[bytes, dict[str, Any]]]:
+    """Every record of the topic from the first to the last one now: raw value and parsed."""
+    values = (record.value for record in records_of(stack, topic, TIMEOUT_S))
+    return [(value, json.loads(value)) for value in values if value is not None]
 
 
 def results(stack: Stack, custom_id: str, tenant: str = "demo") -> list[dict[str, Any]]:

@@ -14,9 +14,8 @@ from openai.types.chat import ChatCompletion
 from openai.types.responses import Response
 
 from deploy.local.runner import Stack
-from tests.e2e.records import result, signature, submit, usage_rows
+from tests.e2e.records import read_topic, result, signature, submit, usage_rows
 from tests.e2e.stacks import TIMEOUT_S, api_key, body, is_scripted, openai_client, user
-from tests.faults.history import read_topic
 from tests.servers import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]

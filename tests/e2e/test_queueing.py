@@ -14,9 +14,9 @@ import pytest
 from deploy.local.plan import SMALL
 from deploy.local.runner import Stack
 from schemas.websocket import QueuedMessage, StartedMessage
+from tests.e2e.records import read_topic
 from tests.e2e.sockets import open_socket
 from tests.e2e.stacks import ENGINE, TIMEOUT_S, body, http_client, is_scripted, metrics_text, prepared
-from tests.faults.history import read_topic
 from tests.servers import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]

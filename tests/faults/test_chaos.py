@@ -1,7 +1,8 @@
 """Thirty kills, stops and freezes of real processes under traffic, one of each that `tests/chaos/schedule.py` knows:
-nothing accepted is lost, nothing is shown or billed twice, and no worker that was overtaken is heard.
+nothing accepted is lost, nothing is shown or billed twice, no worker that was overtaken is heard, and what waited where
+nobody came back is answered elsewhere.
 
-`make faults` runs it, `SEED=7` in another order. `make chaos N=500 SEED=7` strikes more often.
+`make test-long` runs it, `SEED=7` in another order. `make chaos N=500 SEED=7` strikes more often.
 """
 
 import os
@@ -12,7 +13,7 @@ import pytest
 from tests.chaos.run import Run, run
 from tests.chaos.schedule import DECK, schedule
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.chaos, pytest.mark.timeout(1_800)]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(1_800)]
 
 SEED = int(os.environ.get("SEED", "1"))
 
@@ -32,9 +33,11 @@ def test_whatever_is_struck_the_history_is_one_that_may_be(done: Run) -> None:
     assert done.stopped == ""
     assert done.told["faults"] == len(DECK)
     assert {"completed", "safety_halted"} <= set(done.verdict.endings)
-    assert done.verdict.counts["jobs"]
-    assert done.verdict.counts["answers_of_several_choices"]
-    assert done.verdict.counts["continued_answers"]
+    for what in (
+        "jobs", "answers_of_several_choices", "continued_answers", "moved_answers", "answers_by_another_model",
+        "moved_to_another_model",
+    ):  # fmt: skip
+        assert done.verdict.counts[what], what
 
 
 def test_no_log_holds_a_prompt_or_a_secret(done: Run, folder: Path) -> None:

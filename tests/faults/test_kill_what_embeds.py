@@ -14,7 +14,7 @@ import pytest
 from deploy.local.plan import EMBEDDINGS
 from deploy.local.runner import Stack
 from tests.e2e.stacks import TIMEOUT_S, http_client, prepared, worker_metrics
-from tests.faults.history import billed_once, view
+from tests.history.collect import judged
 from tests.servers import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(900)]
@@ -121,16 +121,13 @@ def test_a_worker_that_embeds_is_killed_amid_requests(stack: Stack) -> None:
     assert {each.code for each in told.values()} <= {"", *TO_BE_ASKED_AGAIN}
 
     accepted = {request_id for request_id in told if request_id.startswith("resp_")}
-    until(lambda: accepted <= view(stack).usage_of.keys(), "all are billed", TIMEOUT_S, every_s=1)
-    log = view(stack)
-    assert {len(terminals) for terminals in log.terminals.values()} == {1}
-    assert {len(events) for events in log.usage.values()} == {1}
-    usage = log.usage_of
-    assert usage.keys() == log.terminals.keys() == accepted
-    for response_id, event in usage.items():
-        assert_billed_as_told(event, told[response_id])
-    assert any(event["attempts"] > 1 for event in usage.values()), "the one that was killed had begun some"
-    billed_once(stack, usage)
+    log, verdict = judged(stack, endings={"completed", *TO_BE_ASKED_AGAIN})
+    assert verdict.violations == []
+    assert log.told.keys() == accepted
+    usage = [event for events in log.usage.values() for event in events.values()]
+    for event in usage:
+        assert_billed_as_told(event, told[event["response_id"]])
+    assert any(event["attempts"] > 1 for event in usage), "the one that was killed had begun some"
 
 
 def assert_billed_as_told(event: Mapping[str, Any], told: Told) -> None:

@@ -1,9 +1,9 @@
-"""SIGKILL of workers, again and again, under answers of every kind: each client sees the one that was never cut.
+"""SIGKILL of workers, again and again, under answers of every kind: each client sees the one that was never cut. So
+does who chats in a terminal, whose gateway is killed.
 
 `KILLS=500` for more of them; the seed is printed.
 """
 
-import json
 import os
 import random
 from collections.abc import Iterator
@@ -15,10 +15,10 @@ from typing import Any
 import openai
 import pytest
 
+from deploy.cli.chat import Chat
 from deploy.local.runner import Stack
-from tests.e2e.stacks import ENGINE, openai_client, prepared, user
-from tests.faults.history import billed_once, view
-from tests.servers import until
+from tests.e2e.stacks import ENGINE, api_key, body, is_scripted, openai_client, prepared, user
+from tests.history.collect import judged
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(3_600)]
 
@@ -130,16 +130,31 @@ def test_every_answer_is_the_one_that_was_never_cut(stack: Stack) -> None:
         stack.kill(name)
         stack.wait_ready(180, name)
     told = clients.finish()
-    log = view(stack)
-    usage = log.usage_of
-    continued = [number for number, each in told.items() if usage[each.response_id]["attempts"] > 1]
+    log, verdict = judged(stack, endings={"completed"})
+    assert verdict.violations == []
+    assert log.told.keys() == {each.response_id for each in told.values()}
+    continued = [number for number, each in told.items() if len(log.generated[each.response_id].began) > 1]
     assert len(continued) >= min(KILLS, 6)
-    for each in told.values():
-        [terminal] = [json.loads(value) for value in log.terminals[each.response_id]]
-        assert terminal["code"] == "completed"
     with openai_client(stack) as client, ThreadPoolExecutor(CLIENTS) as pool:
         undisturbed = dict(zip(continued, pool.map(lambda number: ask(client, number), continued), strict=True))
     for number in continued:
         assert told[number].same(undisturbed[number]), (number, told[number], undisturbed[number])
-    until(lambda: len(view(stack).terminals) == len(told) + len(continued), "all are in the log", 120)
-    billed_once(stack, view(stack).usage_events)
+    log, verdict = judged(stack, endings={"completed"})
+    assert verdict.violations == []
+    assert len(log.told) == len(told) + len(continued)
+
+
+def test_who_chats_in_a_terminal_goes_on_when_the_only_gateway_is_killed(stack: Stack) -> None:
+    shown: list[str] = []
+
+    def show(text: str) -> None:
+        shown.append(text)
+        if len(shown) == 10:
+            stack.kill("gateway-1")
+
+    with Chat(stack.websocket_url, api_key(stack)) as chat:
+        answer = chat.ask(body(max_tokens=200, on_disconnect="continue"), show)
+    assert answer.terminal is not None
+    assert (answer.terminal.code, answer.gaps) == ("completed", [])
+    assert answer.resumed
+    assert is_scripted("".join(shown))

@@ -20,8 +20,8 @@ import pytest
 from benchmarks.figures import percentile
 from benchmarks.stacks import raise_limits
 from deploy.local.runner import Stack
+from tests.e2e.records import read_topic
 from tests.e2e.stacks import openai_client, prepared, user
-from tests.faults.history import read_topic
 
 LINES = int(os.environ.get("LINES", "100000"))
 LINES_PER_S = 100
@@ -36,7 +36,7 @@ PROCESSES = (
 ENGINE: dict[str, bool | int | float | str] = {"ttft_ms": 20.0, "inter_token_ms": 10.0, "step_ms": 5.0}
 
 pytestmark = [
-    pytest.mark.e2e, pytest.mark.long, pytest.mark.chaos, pytest.mark.timeout(int(600 + 4 * LINES / LINES_PER_S))
+    pytest.mark.e2e, pytest.mark.long, pytest.mark.large, pytest.mark.timeout(int(600 + 4 * LINES / LINES_PER_S))
 ]  # fmt: skip
 
 

@@ -54,7 +54,7 @@ def _bill_of(response_id: str, log: Log, generated: Generated, terminal: Mapping
             if (tenant := event["scope"]["tenant_id"]) != generated.tenant:
                 yield Violation("billed", usage_id, f"{tenant} is to pay what {generated.tenant} asked for")
             output = event["output_tokens"] + event["reasoning_tokens"]
-            tokens = sum(token.choice == choice for token in generated.tokens)
+            tokens = 0 if generated.is_of_vectors else sum(token.choice == choice for token in generated.tokens)
             if output != tokens:
                 yield Violation("billed", usage_id, f"{output} tokens are billed, and {tokens} count")
             released += event["released_tokens"]
@@ -62,23 +62,25 @@ def _bill_of(response_id: str, log: Log, generated: Generated, terminal: Mapping
                 cached_tokens=event["cached_input_tokens"], completion_tokens=output,
                 reasoning_tokens=event["reasoning_tokens"],
             )  # fmt: skip
-    if released != terminal["sequence_number"] - 1:
-        what = f"{released} tokens are billed as released, and it ends after {terminal['sequence_number'] - 1}"
+    if released != (until := 0 if generated.is_of_vectors else terminal["sequence_number"] - 1):
+        what = f"{released} tokens are billed as released, and it ends after {until}"
         yield Violation("billed", response_id, what)
     for name in ("cached_tokens", "completion_tokens", "reasoning_tokens"):
         if (told := terminal["usage"][name]) != used[name]:
             what = f"its client is told of {told} {name.replace('_', ' ')}, and {used[name]} are billed"
             yield Violation("billed", response_id, what)
-    if generated.opened is not None and terminal["usage"]["prompt_tokens"] != generated.opened["prompt_tokens"]:
+    if generated.opened is not None and terminal["usage"]["prompt_tokens"] != generated.served["prompt_tokens"]:
         told = terminal["usage"]["prompt_tokens"]
         yield Violation("billed", response_id, f"its client is told of {told} tokens of its prompt")
 
 
 def _due(generated: Generated, choice: int, terminal: Mapping[str, Any]) -> dict[str, Any]:
-    """Of the event of that choice. What was never opened has no model that was to answer."""
-    taken, opened, about = bool(generated.began), generated.opened, generated.opened or generated.refused
-    first = taken and opened is not None and not choice
-    cached = min(generated.cached_tokens, opened["prompt_tokens"]) if first and opened is not None else 0
+    """Of the event of that choice: of the model and the pool that it was moved to, where a worker has begun it there.
+    What was never opened has no model that was to answer.
+    """
+    taken, served, about = bool(generated.attempt_id), generated.served, generated.served or generated.refused
+    first = taken and bool(served) and not choice
+    cached = min(generated.cached_tokens, served["prompt_tokens"]) if first else 0
     finish_reasons = terminal["finish_reasons"]
     return {
         "response_id": terminal["response_id"],
@@ -87,10 +89,10 @@ def _due(generated: Generated, choice: int, terminal: Mapping[str, Any]) -> dict
         "finish_reason": finish_reasons[choice] if choice < len(finish_reasons) else "",
         "attempts": len(generated.began),
         "billable": taken and terminal["code"] in CHARGED,
-        "uncached_input_tokens": opened["prompt_tokens"] - cached if first and opened is not None else 0,
+        "uncached_input_tokens": served["prompt_tokens"] - cached if first else 0,
         "cached_input_tokens": cached,
-        "reserved_tokens": opened["reserved_tokens"] if opened is not None and not choice else 0,
-        **{name: "" if opened is None else opened[name] for name in ("model", "pool", "lane")},
+        "reserved_tokens": served["reserved_tokens"] if served and not choice else 0,
+        **{name: served[name] if served else "" for name in ("model", "pool", "lane")},
         **{name: about[name] for name in ("requested_model", "endpoint", "accepted_at_ms") if about is not None},
     }
 

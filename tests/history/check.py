@@ -38,7 +38,7 @@ class Verdict:
 
 
 def check(
-    answers: Sequence[Answer],
+    answers: Sequence[Answer] | None,
     jobs: Sequence[Job],
     log: Log,
     bills: Iterable[Mapping[str, Any]],
@@ -48,25 +48,35 @@ def check(
     prices: Prices | None = None,
     held: Sequence[Held] = (),
     memory_lost_at_ms: int = 0,
+    own_model_only: Collection[str] = (),
 ) -> Verdict:
-    """`bills`: the rows of the table of usage. `undisturbed` None: nobody knows what would have been said. `endings`:
-    those that may be; None: any. `held`, `memory_lost_at_ms`: as in `of_held`.
+    """`answers` None: nobody wrote down what clients saw. `bills`: the rows of the table of usage. `undisturbed` None:
+    nobody knows what would have been said. `endings`: those that may be; None: any. `held`, `memory_lost_at_ms`: as in
+    `of_held`. `own_model_only`: tenants whom no other model may answer than the one that they asked for.
     """
+    violations = [] if answers is None else [*of_clients(answers, log)]
+    untold = log.requested.keys() if answers is not None else set()
+    answers = answers or ()
     told = {response_id for answer in answers for response_id in answer.response_ids}
     on_the_log = log.requested.keys() | log.admitted.keys() | log.generated.keys() | log.told.keys()
     response_ids = sorted(on_the_log | told)
-    cancelled = {answer.response_id for answer in answers if answer.was_cancelled} | (log.requested.keys() - told)
-    violations = [*of_clients(answers, log)]
+    cancelled = {answer.response_id for answer in answers if answer.was_cancelled} | (untold - told)
     for response_id in response_ids:
         may_be = {*endings, "cancelled"} if endings is not None and response_id in cancelled else endings
         violations += of_response(response_id, log, may_be)
     violations += of_usage(response_ids, log)
     violations += of_bills(log, bills, prices)
     violations += of_jobs(jobs, log)
+    violations += (
+        Violation("differs", response_id, f"{generated.tenant} is answered by another model than was asked for")
+        for response_id, generated in log.generated.items()
+        if generated.fallback is not None and generated.tenant in own_model_only
+    )
     violations += of_held(held, log, memory_lost_at_ms)
     if undisturbed is not None:
-        for response_id, request in log.admitted.items():
-            violations += as_undisturbed(response_id, log.generated[response_id], undisturbed(request))
+        for response_id, admitted in log.admitted.items():
+            asked = admitted[max(admitted)]  # where it was last
+            violations += as_undisturbed(response_id, log.generated[response_id], undisturbed(asked))
     results = (result for each in log.results.values() for result in each.values())
     refused = [answer.refused for answer in answers if answer.refused]
     return Verdict(
@@ -86,7 +96,9 @@ def _counts(answers: Sequence[Answer], jobs: Sequence[Job], log: Log) -> Counter
         tokens=sum(len(each.tokens) for each in generated),
         tokens_told=sum(answer.last for answer in answers),
         answers_of_several_choices=sum(each.choices > 1 for each in generated),
-        answers_by_another_model=sum(each.fallback for each in generated),
+        answers_by_another_model=sum(each.fallback is not None for each in generated),
+        moved_answers=sum(each.moves > 0 for each in generated),
+        moved_to_another_model=sum(each.moved_to.get("fallback") is not None for each in generated),
         continued_answers=sum(len(each.began) > 1 for each in generated),
         late_tokens_of_overtaken_attempts=sum(each.late_tokens for each in generated),
         connections_left=sum(len(answer.left) for answer in answers),

@@ -68,6 +68,8 @@ def _of_client(answer: Answer, log: Log) -> Iterator[Violation]:
             yield Violation("differs", about, f"its client was told that it ends with {answer.terminal_sequence}")
         if answer.usage is not None and answer.usage != terminal["usage"]:
             yield Violation("differs", about, f"its client was told to have used {answer.usage}")
+        if answer.model not in ("", terminal["model"]):
+            yield Violation("differs", about, f"its client was told that {answer.model} has answered")
         released = generated.tokens[: terminal["sequence_number"] - 1]
         if len(answer.text) < len("".join(token.text for token in released)):
             yield Violation("lost", about, f"its client has tokens up to {answer.last} of {len(released)}")

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -17,14 +17,17 @@ from deploy.local.runner import Stack
 from schemas.request import Lane
 from streams import redis_keys
 from tests.history.bills import BILLED, Prices
+from tests.history.check import Verdict, check
 from tests.history.held import SETTLED_AFTER_MS
-from tests.history.log import Logged
+from tests.history.log import Log, Logged
 from tests.history.saw import Answer, Held, Job
 
 TOPICS = ("requests", "lane", "generated", "responses", "usage", "results", "policies")
 QUIET_S = 60.0
 """That nothing comes of what is there."""
 PAGE_ROWS = 5_000
+SETTLED_TIMEOUT_S = 300.0
+"""For all that was asked to end and to be billed."""
 RELEASED_TIMEOUT_S = 1.5 * SETTLED_AFTER_MS / 1_000
 """For what quota holds of what has been billed."""
 COLUMNS = {
@@ -159,6 +162,21 @@ def prices_of(stack: Stack) -> Prices:
     classes = ("uncached_input", "cached_input", "output", "reasoning")
     models = stack.plan.settings.models
     return {model.name: {name: str(getattr(model.price, name)) for name in classes} for model in models}
+
+
+def judged(
+    stack: Stack, answers: Sequence[Answer] | None = None, jobs: Sequence[Job] = (), *,
+    endings: Collection[str] | None = None,
+) -> tuple[Log, Verdict]:  # fmt: skip
+    """What a stack that runs has on its log, once whatever was asked is billed, and what is to be said of it. The
+    arguments as in `check`.
+    """
+    until_settled(stack, answers or (), jobs, SETTLED_TIMEOUT_S)
+    log = Log()
+    for record in read_log(stack):
+        log.take(record)
+    bills, prices, held = read_bills(stack), prices_of(stack), read_held(stack)
+    return log, check(answers, jobs, log, bills, endings=endings, prices=prices, held=held)
 
 
 def until_settled(stack: Stack, answers: Sequence[Answer], jobs: Sequence[Job], timeout_s: float) -> None:

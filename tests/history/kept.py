@@ -1,6 +1,7 @@
 """A history in a folder: `answers.jsonl` and `jobs.jsonl` (what clients saw), `log.jsonl.gz` (what Kafka holds),
 `bills.jsonl` (what was billed), `held.jsonl` (what quota still held), `engine.json` (the arguments of the simulated
-engine, where it was that), `stack.json` (prices, and until when Redis may have lost what it knew).
+engine, where it was that), `stack.json` (prices, until when Redis may have lost what it knew, whom no other model may
+answer).
 """
 
 import gzip
@@ -36,6 +37,7 @@ class History:
         prices: Prices | None = None,
         held: Iterable[Held] = (),
         memory_lost_at_ms: int = 0,
+        own_model_only: Sequence[str] = (),
     ) -> None:
         """`engine_args` None: it was another engine than the simulated one. The rest as in `check`."""
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -45,7 +47,7 @@ class History:
         with gzip.open(self.folder / "log.jsonl.gz", "wt", compresslevel=_FAST, encoding="utf-8") as file:
             file.writelines(json.dumps(record) + "\n" for record in log)
         (self.folder / "engine.json").write_text(json.dumps(engine_args))
-        stack = {"prices": prices, "memory_lost_at_ms": memory_lost_at_ms}
+        stack = {"prices": prices, "memory_lost_at_ms": memory_lost_at_ms, "own_model_only": own_model_only}
         (self.folder / "stack.json").write_text(json.dumps(stack))
         with (self.folder / "bills.jsonl").open("w") as bills_file:
             bills_file.writelines(json.dumps(bill) + "\n" for bill in bills)

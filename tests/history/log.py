@@ -66,6 +66,8 @@ class Generated:
     moves: int = 0
     before_move: int = 0
     """How many had begun when it was last moved to another pool."""
+    moved_to: Mapping[str, Any] = field(default_factory=dict)
+    """What the fence says that began it there, of who answers; empty: it is as `opened` says."""
 
     @property
     def choices(self) -> int:
@@ -75,6 +77,11 @@ class Generated:
     def about(self) -> Mapping[str, Any]:
         """What says whose it is, for whom."""
         return self.opened or self.refused or {}
+
+    @property
+    def is_of_vectors(self) -> bool:
+        """What is embedded has no output: each of its tokens is a vector, and its prompt alone is billed."""
+        return bool(self.about.get("endpoint") == "embeddings")
 
     @property
     def tenant(self) -> str:
@@ -87,9 +94,15 @@ class Generated:
         return name
 
     @property
-    def fallback(self) -> bool:
-        """Whether another model answers than the one that was asked for."""
-        return self.about.get("fallback") is not None
+    def served(self) -> Mapping[str, Any]:
+        """`opened`, with the model and the pool that answer; empty where it was never opened."""
+        return {} if self.opened is None else {**self.opened, **self.moved_to}
+
+    @property
+    def fallback(self) -> Mapping[str, Any] | None:
+        """Of what another model answers than the one that was asked for: which that was, and why."""
+        answered_by: Mapping[str, Any] | None = self.served.get("fallback")
+        return answered_by
 
     @property
     def attempt_id(self) -> str:
@@ -111,6 +124,11 @@ class Generated:
             return
         if self.since < 0:
             self.since = offset
+        if self.moves and not self.tokens:
+            self.moved_to = {
+                "pool": record["pool"], "model": record["model"], "prompt_tokens": record.get("prompt_tokens", 0),
+                "fallback": record.get("fallback"),
+            }  # fmt: skip
         self.is_spoilt = False
         self.began.append(Began(attempt_id, record["worker_id"], at_ms))
 
@@ -172,6 +190,11 @@ class Told:
             self.others.append((number, released))
 
 
+def lane_of(move: int) -> str:
+    """What the lane is called where one had been moved so often."""
+    return f"lane after {move} moves" if move else "lane"
+
+
 def _canonical(record: Mapping[str, Any]) -> str:
     return json.dumps(record, sort_keys=True)
 
@@ -181,13 +204,14 @@ def _texts(text: str, ends: list[int]) -> list[str]:
 
 
 class Log:
-    """All that was read, by response. `requested`: each time that it was written. `places`: where of a topic it stands.
+    """All that was read, by response. `requested`: each time that it was written. `admitted`: as it stands in a lane,
+    by how often it had been moved by then. `places`: where of a topic it stands; of a lane, for each of these times.
     `usage`: by usage id, and `results` by custom id, each that is different. `phrases`: by the digest of a policy.
     """
 
     def __init__(self) -> None:
         self.requested: dict[str, list[Mapping[str, Any]]] = {}
-        self.admitted: dict[str, Mapping[str, Any]] = {}
+        self.admitted: dict[str, dict[int, Mapping[str, Any]]] = defaultdict(dict)
         self.generated: dict[str, Generated] = defaultdict(Generated)
         self.told: dict[str, Told] = defaultdict(Told)
         self.places: dict[tuple[str, str], set[str]] = defaultdict(set)
@@ -202,9 +226,11 @@ class Log:
             case "requests", _:
                 self.requested.setdefault(value["response_id"], []).append(value)
             case "lane", _:
-                self.admitted.setdefault(value["response_id"], value)
+                move = value.get("move", 0)
+                self.admitted[value["response_id"]].setdefault(move, value)
                 if not value.get("spills"):  # what a worker has given away stands where admission has not put it
-                    self._stands(value["response_id"], record, f"{value['pool']}/{value['lane']}/")
+                    place = f"{value['pool']}/{value['lane']}/{record.partition}"
+                    self.places[lane_of(move), value["response_id"]].add(place)
             case "generated", _:
                 self._generated(record)
             case "responses", "release":
@@ -221,8 +247,8 @@ class Log:
             case "policies", "output_policy":
                 self.phrases[value["digest"]] = value["output_deny"]
 
-    def _stands(self, response_id: str, record: Logged, within: str = "") -> None:
-        self.places[record.topic, response_id].add(f"{within}{record.partition}")
+    def _stands(self, response_id: str, record: Logged) -> None:
+        self.places[record.topic, response_id].add(str(record.partition))
 
     def _generated(self, record: Logged) -> None:
         value = record.value

@@ -5,11 +5,11 @@ from hashlib import sha256
 from typing import Any
 
 from tests.history.clients import foreign
-from tests.history.log import Generated, Log, Token, Told
+from tests.history.log import Generated, Log, Token, Told, lane_of
 from tests.history.violation import Violation, exactly_one
 
 SAME = ("model", "requested_model", "pool", "lane", "endpoint")
-"""What its lane has as `opened` has it."""
+"""What its lane has as `opened` has it, or the fence that began it there, where it was moved."""
 
 
 NOTHING_DENIED = sha256(b"[]").hexdigest()
@@ -31,24 +31,36 @@ def of_response(response_id: str, log: Log, endings: Collection[str] | None) -> 
         # What completed and was halted at its end is told so; all else is told as it ended.
         if code != generated.code and (generated.code, code) != ("completed", "safety_halted"):
             yield Violation("differs", response_id, f"ended {generated.code} and is told {code}")
+        if generated.opened is not None:
+            served = (generated.served["model"], generated.fallback)
+            if (by := (terminal["model"], terminal.get("fallback"))) != served:
+                yield Violation("differs", response_id, f"answered by {served}, and told as answered by {by}")
         yield from _as_far_as_it_may(response_id, generated, told, terminal, phrases)
     yield from _released(response_id, generated, told)
 
 
 def _routed(response_id: str, log: Log) -> Iterator[Violation]:
-    """All of it stands in one place of each topic, and is about the same request."""
-    for topic in ("lane", "generated", "responses"):
+    """All of it stands in one place of each topic, of lanes in one for each move, and is about the same request."""
+    generated, admitted = log.generated[response_id], log.admitted.get(response_id, {})
+    for topic in (*map(lane_of, admitted), "generated", "responses"):
         if len(places := log.places[topic, response_id]) > 1:
             yield Violation("doubled", response_id, f"it stands in {len(places)} places of {topic}: {sorted(places)}")
-    opened, lane = log.generated[response_id].opened, log.admitted.get(response_id)
-    if lane is not None and opened is None:
+    opened = generated.opened
+    if admitted and opened is None:
         yield Violation("lost", response_id, "it is in a lane and was not opened")
     if opened is None:
         return
-    if lane is not None:
+    if admitted and max(admitted) > generated.moves:
+        yield Violation("differs", response_id, f"it is in a lane as moved {max(admitted)} times, of {generated.moves}")
+    for move, lane in admitted.items():
+        # Of one that was moved the lane says who is to answer, until one has begun it there.
+        where = generated.served if move == generated.moves and generated.moved_to else opened if not move else lane
+        due = {**opened, **{name: where[name] for name in ("model", "pool")}}
         for name in SAME:
-            if lane[name] != opened[name]:
-                yield Violation("differs", response_id, f"{name} is {lane[name]} in its lane, {opened[name]} as opened")
+            if lane[name] != due[name]:
+                yield Violation("differs", response_id, f"{name} is {lane[name]} in its lane, {due[name]} as begun")
+        if lane["pool"] not in (opened["pool"], *opened.get("further", ())):
+            yield Violation("differs", response_id, f"it is in a lane of {lane['pool']}, which may not answer it")
     if (requests := log.requested.get(response_id)) is not None:
         asked = [(each["scope"]["tenant_id"], each["model"], each["accepted_at_ms"]) for each in requests]
         taken = (opened["scope"]["tenant_id"], opened["requested_model"], opened["accepted_at_ms"])

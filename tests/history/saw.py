@@ -27,7 +27,8 @@ class Answer(BaseModel):
 
     `code`: the ending that was told, empty where none was; `terminal_sequence`: its number. `refused`: why nobody took
     the request, as far as its client knows. `left`: why each connection was left before the end. `was_cancelled`: by
-    its client. `usage`: what it was told to have used, where it was told.
+    its client. `usage`: what it was told to have used, where it was told. `model`: which it was told at its end to have
+    been answered by.
     """
 
     request: str
@@ -43,6 +44,7 @@ class Answer(BaseModel):
     code: str = ""
     terminal_sequence: int = 0
     usage: dict[str, int] | None = None
+    model: str = ""
     was_cancelled: bool = False
     refused: str = ""
     left: list[str] = []

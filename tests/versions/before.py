@@ -30,11 +30,11 @@ def release_before() -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class ProcessBefore:
-    """`gateway` is its address where it is one."""
+    """`gateway_url`: where it is one."""
 
     process: "subprocess.Popen[bytes]"
     log: Path
-    gateway: str
+    gateway_url: str
 
     def stop(self) -> None:
         """In order, as for an upgrade. What that release says of it is its own affair, but that it ends is not."""
@@ -57,7 +57,7 @@ def beside(stack: Stack, name: str, package: Path) -> Iterator[ProcessBefore]:
         probe = http_probe("127.0.0.1", health_port)
         until(lambda: probe() is None or process.poll() is not None, f"{name} of the release before", START_TIMEOUT_S)
         assert process.poll() is None, log.read_text(errors="replace")[-2_000:]
-        yield ProcessBefore(process, log, f"ws://127.0.0.1:{gateway_port}/v1/stream")
+        yield ProcessBefore(process, log, f"http://127.0.0.1:{gateway_port}")
     finally:
         process.kill()
         process.wait(timeout=STOP_TIMEOUT_S)

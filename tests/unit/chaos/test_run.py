@@ -40,7 +40,7 @@ def test_what_stops_it_is_told_and_what_was_struck_before_stays(
     monkeypatch.setattr(run, "strike", strike)
     said: list[str] = []
     done, stopped = run._strike(NOTHING, cast(Any, Answered()), DECK[:3], float("inf"), said.append)
-    assert (len(done), stopped) == (1, f"2: kill worker (worker-2): {error}")
+    assert (len(done), stopped) == (1, f"2: kill 2 worker (worker-1, worker-2): {error}")
     assert said[-1] == stopped
 
 

@@ -29,14 +29,16 @@ class History:
     said: dict[str, list[list[str]]] = field(default_factory=dict)
     clock_us: int = 1_000
     memory_lost_at_ms: int = 0
+    own_model_only: Collection[str] = ()
 
-    def verdict(self, endings: Collection[str] | None = ENDINGS) -> Verdict:
+    def verdict(self, endings: Collection[str] | None = ENDINGS, *, of_log_alone: bool = False) -> Verdict:
+        """`of_log_alone`: nobody wrote down what clients saw."""
         log = Log()
         for record in self.records:
             log.take(record)
         return check(
-            self.answers, self.jobs, log, self.bills, self._undisturbed, endings=endings, prices=PRICES,
-            held=self.held, memory_lost_at_ms=self.memory_lost_at_ms,
+            None if of_log_alone else self.answers, self.jobs, log, self.bills, self._undisturbed, endings=endings,
+            prices=PRICES, held=self.held, memory_lost_at_ms=self.memory_lost_at_ms, own_model_only=self.own_model_only,
         )  # fmt: skip
 
     @property
@@ -71,13 +73,14 @@ class History:
         for each in (self.of("usage")[-1], self.bills[-1]):
             each.update(changed)
 
-    def fence(self, response_id: str, attempt_id: str, kind: str) -> None:
+    def fence(self, response_id: str, attempt_id: str, kind: str, **more: Any) -> None:
         since = next((each.offset for each in self.records if each.value.get("type") == "fence"), len(self.records))
         fence = {
             "attempt_id": attempt_id,
             "worker_id": "w",
             "kind": kind,
             "since_offset": 0 if kind == "fresh" else since,
+            **more,
         }
         self.write("generated", type="fence", response_id=response_id, **fence)
 
@@ -113,20 +116,21 @@ class History:
         tenant: str = "demo",
         custom_id: str = "",
         output_policy: str = NOTHING_DENIED,
+        **changed: Any,
     ) -> None:
-        """`said`: of each choice. `custom_id`: of a producer's job."""
+        """`said`: of each choice. `custom_id`: of a producer's job. `changed`: of `opened` and in its lane."""
         self.said[response_id] = [[*texts] for texts in said]
         reply_to = {"partition": 0}
         if custom_id:
             reply_to |= {"custom_id": custom_id, "results_topic": "results.demo"}  # type: ignore[dict-item]
         else:
             self.ask(response_id, tenant)
-        about = {**TAKEN, "response_id": response_id, "scope": {"tenant_id": tenant}, "reply_to": reply_to}
-        self.write(
-            "generated", type="opened", choices=len(said), prompt_tokens=PROMPT_TOKENS, reserved_tokens=100,
-            output_policy=output_policy, **about,
-        )  # fmt: skip
-        self.write("lane", type="admitted", choices=len(said), **about)
+        about = {
+            **TAKEN, "response_id": response_id, "scope": {"tenant_id": tenant}, "reply_to": reply_to,
+            "choices": len(said), "prompt_tokens": PROMPT_TOKENS, **changed,
+        }  # fmt: skip
+        self.write("generated", type="opened", reserved_tokens=100, output_policy=output_policy, **about)
+        self.write("lane", type="admitted", **about)
 
     def end(
         self, response_id: str, *tokens: int, attempts: int, code: str = "completed", accepted: Sequence[int] = ()
@@ -142,6 +146,7 @@ class History:
         self.write(
             "responses", type="terminal", response_id=response_id, code=code, sequence_number=sum(tokens) + 1,
             finish_reasons=[reason for _ in tokens], usage=used,
+            model=TAKEN["model"] if opened else TINY["requested_model"],
         )  # fmt: skip
         for choice, (released, counted) in enumerate(zip(tokens, accepted, strict=True)):
             cached = CACHED_TOKENS if taken and not choice else 0
@@ -229,6 +234,27 @@ def halted(history: History | None = None) -> History:
     history.release("h", 1, texts[:2], at_us)
     history.end("h", 2, attempts=1, code="safety_halted", accepted=[5])
     history.saw("h", [Span(1, 2, "A fox", at_us, 1)], "safety_halted")
+    return history
+
+
+def moved() -> History:
+    """Nobody lives in the pool of a bigger model, and a smaller one is to answer. Then a worker of the former wakes up,
+    and begins all the same.
+    """
+    history, texts = History(), ["A", " fox", " went"]
+    history.begin("m", texts, model="big", pool="large", further=["default"], prompt_tokens=PROMPT_TOKENS + 2)
+    gone = {"attempt_id": "", "code": "unavailable", "written_by": "post-safety", "elsewhere": True}
+    history.write("generated", type="ending", response_id="m", **gone)
+    instead = {"model": "tiny", "pool": "default", "fallback": {"asked": "big", "reason": "no_worker"}, "move": 1}
+    history.write("lane", **{**history.of("lane")[0], **instead})
+    history.fence("m", "m-late", "fresh", model="big", pool="large")
+    history.frame("m", "m-late", 1, texts)
+    history.fence("m", "m-one", "fresh", **instead, prompt_tokens=PROMPT_TOKENS)
+    at_us = history.frame("m", "m-one", 1, texts, "stop")
+    history.release("m", 1, texts, at_us)
+    history.end("m", 3, attempts=1)
+    history.of("responses", "terminal")[0]["fallback"] = instead["fallback"]
+    history.saw("m", [Span(1, 3, "A fox went", at_us, 1)])
     return history
 
 

@@ -12,7 +12,7 @@ from tests.history.bills import CHARGED
 from tests.history.log import Logged
 from tests.history.responses import NOTHING_DENIED
 from tests.history.saw import Answer, Held, Job, Span
-from tests.unit.history.lives import TINY, History, halted, job, several, whole
+from tests.unit.history.lives import TINY, History, halted, job, moved, several, whole
 
 Break = Callable[[History], object]
 
@@ -116,7 +116,7 @@ def routed_twice(history: History) -> None:
     history.records.append(lane._replace(partition=3, offset=77))
 
 
-def moved(history: History, topic: str) -> None:
+def in_another_partition(history: History, topic: str) -> None:
     """The last record of it stands in another partition."""
     place = max(number for number, each in enumerate(history.records) if each.topic == topic)
     history.records[place] = history.records[place]._replace(partition=1)
@@ -176,8 +176,8 @@ BROKEN: dict[str, tuple[str, Break]] = {
     "two responses": ("doubled", two_responses_for_one_key),
     "two responses, of which nobody was told the other": ("doubled", asked_once_and_written_twice),
     "two places of its lane": ("doubled", routed_twice),
-    "two places of generated": ("doubled", lambda h: moved(h, "generated")),
-    "two places of responses": ("doubled", lambda h: moved(h, "responses")),
+    "two places of generated": ("doubled", lambda h: in_another_partition(h, "generated")),
+    "two places of responses": ("doubled", lambda h: in_another_partition(h, "responses")),
     "two usage events": ("doubled", lambda h: h.write("usage", **{**h.of("usage")[0], "output_tokens": 6})),
     "two rows": ("doubled", lambda h: h.bills.append(dict(h.bills[0]))),
     "released beyond its end": ("doubled", released_beyond_its_end),
@@ -201,8 +201,10 @@ BROKEN: dict[str, tuple[str, Break]] = {
     "opened for nobody": ("differs", lambda h: h.drop("requests", "request")),
     "opened for another": ("differs", lambda h: h.of("generated", "opened")[0]["scope"].update(tenant_id="guarded")),
     "another model in its lane": ("differs", lambda h: h.of("lane")[0].update(model="huge")),
+    "another model told": ("differs", lambda h: h.of("responses", "terminal")[0].update(model="huge")),
     "cancelled by nobody": ("differs", lambda h: ended(h, "cancelled", billable=True)),
     "failed for nothing": ("differs", lambda h: ended(h, "engine_failed", billable=False)),
+    "another model was told": ("differs", lambda h: setattr(h.answers[0], "model", "huge")),
     "another usage was told": ("differs", lambda h: setattr(h.answers[0], "usage", {"completion_tokens": 6})),
     "another choice was told": (
         "differs",
@@ -249,6 +251,74 @@ def test_what_may_not_be_is_found(what: str) -> None:
     assert history.verdict().violations == []
     break_it(history)
     assert kind in history.kinds()
+
+
+def test_one_that_was_moved_is_told_and_billed_once_by_the_model_that_answered() -> None:
+    counts = moved().verdict().counts
+    assert moved().verdict().violations == []
+    assert (counts["moved_answers"], counts["moved_to_another_model"], counts["answers_by_another_model"]) == (1, 1, 1)
+
+
+MOVED_AND_BROKEN: dict[str, tuple[str, Break]] = {
+    "its former worker was heard": (
+        "zombie",
+        lambda h: h.release("m", 1, ["A"], h.of("generated", "frame")[0]["emitted_at_us"]),
+    ),
+    "it was put into two lanes": ("doubled", lambda h: h.write("lane", **{**h.of("lane")[1], "lane": "interactive"})),
+    "it was moved to where nobody may answer it": (
+        "differs",
+        lambda h: h.of("generated", "opened")[0].update(further=["x"]),
+    ),
+    "it was put elsewhere, and nobody had moved it": ("differs", lambda h: h.drop("generated", "ending")),
+    "another than its lane says has begun it": (
+        "differs",
+        lambda h: h.of("generated", "fence")[1].update(model="huge"),
+    ),
+    "told as answered by the model that was asked": (
+        "differs",
+        lambda h: h.of("responses", "terminal")[0].update(model="big"),
+    ),
+    "told as if that had been asked for": ("differs", lambda h: h.of("responses", "terminal")[0].update(fallback=None)),
+    "billed as the model that was asked": ("billed", lambda h: h.bill(model="big")),
+    "billed in its former pool": ("billed", lambda h: h.bill(pool="large")),
+    "billed by the prompt of the model that was asked": ("billed", lambda h: h.bill(uncached_input_tokens=5)),
+    "an attempt billed that does not count": ("billed", lambda h: h.bill(attempts=2)),
+    "the engine that answers says something else": ("differs", lambda h: h.said["m"][0].__setitem__(1, " hen")),
+}
+
+
+@pytest.mark.parametrize("what", MOVED_AND_BROKEN)
+def test_of_what_was_moved_what_may_not_be_is_found(what: str) -> None:
+    kind, break_it = MOVED_AND_BROKEN[what]
+    history = moved()
+    break_it(history)
+    assert kind in history.kinds()
+
+
+def test_whom_no_other_model_may_answer_is_answered_by_none() -> None:
+    history = moved()
+    history.own_model_only = ["guarded"]
+    assert history.verdict().violations == []
+    history.own_model_only = ["demo"]
+    assert history.kinds() == {"differs"}
+
+
+def test_what_is_embedded_is_billed_by_its_prompt_alone() -> None:
+    history = whole(endpoint="embeddings")
+    assert "billed" in history.kinds()
+    history.bill(endpoint="embeddings", output_tokens=0, released_tokens=0)
+    history.bills[0]["cost_pico"] = 340_000
+    told = {**history.of("responses", "terminal")[0]["usage"], "completion_tokens": 0}
+    history.of("responses", "terminal")[0]["usage"] = history.answers[0].usage = told
+    assert history.verdict().violations == []
+
+
+def test_a_log_is_judged_alone_where_nobody_wrote_down_what_clients_saw() -> None:
+    history = whole()
+    assert history.verdict(of_log_alone=True).violations == []
+    ended(history, "cancelled", billable=True)
+    violations = history.verdict(of_log_alone=True).violations
+    assert [each.what for each in violations] == ["ended cancelled, which nobody caused"]
 
 
 def test_a_violation_names_its_response() -> None:
