@@ -12,25 +12,24 @@ class Waits:
     def __init__(self, works: Works) -> None:
         self._works = works
         self._due: list[tuple[int, str]] = []
-        self._left_at_ms = -1
-        """When a worker was last heard to have left."""
 
     def add(self, work: Work, until_ms: int, *, behind_lease: bool = False) -> None:
         work.retry_at_ms, work.behind_lease = until_ms, behind_lease
         heappush(self._due, (until_ms, work.response_id))
 
-    def until_ms(self, work: Work, claim: Claim, now_ms: int) -> int:
-        """When another has the claim: until when it is waited for. An answer to what was asked before somebody was
-        heard to have left may be older than that: then it is asked for again at once.
+    @staticmethod
+    def until_ms(work: Work, claim: Claim, now_ms: int) -> int:
+        """Another has the claim: until when that is waited for. The answer may be older than the news that somebody
+        has left: then it is asked for again at once.
         """
-        return now_ms if work.asked_at_ms <= self._left_at_ms else now_ms + max(claim.retry_in_ms, 1)
+        return now_ms if work.one_has_left else now_ms + max(claim.retry_in_ms, 1)
 
     def worker_left(self, now_ms: int) -> None:
         """It has given back what it had begun. Whose that was among what others have begun is not known here, so for
         none of it the lease is waited for: the claims are asked again, and say of whom it still is.
         """
-        self._left_at_ms = now_ms
         for work in self._works.by_response.values():
+            work.one_has_left = True
             if work.is_behind_lease:
                 self.add(work, now_ms)
 

@@ -93,8 +93,8 @@ class Work:
     """What is known of its partition of `generated` before any attempt of this worker: it reaches so far."""
     reads_from: int = 0
     queued_first_ms: int | None = None
-    asked_at_ms: int = 0
-    """When the claims were asked about it last."""
+    one_has_left: bool = False
+    """Since the claims were asked about it a worker has left."""
     retry_at_ms: int = 0
     behind_lease: bool = False
     """What it waits for, if it does, is another worker's lease."""
