@@ -1,5 +1,6 @@
 """What waits for a moment: to try again, or until another worker's lease has ended. Pure: time is a parameter."""
 
+from collections.abc import Iterator
 from heapq import heappop, heappush
 
 from gpu_consumers.core.claims import Claim
@@ -33,11 +34,10 @@ class Waits:
             if work.is_behind_lease:
                 self.add(work, now_ms)
 
-    def take_due(self, now_ms: int) -> list[Work]:
-        due = []
+    def take_due(self, now_ms: int) -> Iterator[Work]:
+        """One by one: one that stands here twice waits no longer by its second turn, if the first was acted on."""
         while self._due and self._due[0][0] <= now_ms:
             retry_at_ms, response_id = heappop(self._due)
             work = self._works.by_response.get(response_id)
             if work is not None and work.phase is Phase.WAITING and work.retry_at_ms == retry_at_ms:
-                due.append(work)
-        return due
+                yield work

@@ -119,5 +119,18 @@ def test_who_only_tries_again_later_is_not_hurried_by_a_worker_that_left() -> No
     works.set_phase(work, Phase.WAITING)
     waits.add(work, NOW_MS + 1_000)
     waits.worker_left(NOW_MS)
-    assert waits.take_due(NOW_MS + 999) == []
-    assert waits.take_due(NOW_MS + 1_000) == [work]
+    assert [*waits.take_due(NOW_MS + 999)] == []
+    assert [*waits.take_due(NOW_MS + 1_000)] == [work]
+
+
+def test_of_two_workers_that_leave_at_once_each_is_asked_about_once() -> None:
+    fleet, _ = two_workers()
+    fleet.workers["a"].drain()
+    fleet.run(300)
+    heir = fleet.workers["b"]
+    asked = heir.claims_asked
+    for name in ("c", "d"):
+        heir.core.buried(name, fleet.region.now_ms)
+    heir.core.tick(fleet.region.now_ms)
+    heir._run_effects()
+    assert heir.claims_asked == asked + 1
