@@ -123,14 +123,16 @@ def test_who_only_tries_again_later_is_not_hurried_by_a_worker_that_left() -> No
     assert [*waits.take_due(NOW_MS + 1_000)] == [work]
 
 
-def test_of_two_workers_that_leave_at_once_each_is_asked_about_once() -> None:
-    fleet, _ = two_workers()
-    fleet.workers["a"].drain()
-    fleet.run(300)
-    heir = fleet.workers["b"]
-    asked = heir.claims_asked
-    for name in ("c", "d"):
-        heir.core.buried(name, fleet.region.now_ms)
-    heir.core.tick(fleet.region.now_ms)
-    heir._run_effects()
-    assert heir.claims_asked == asked + 1
+def test_who_waits_while_two_workers_leave_has_one_turn() -> None:
+    fleet, begun = two_workers()
+    works = fleet.workers["a"].core._works
+    work, waits = works.by_response[begun], Waits(works)
+    works.set_phase(work, Phase.WAITING)
+    waits.add(work, NOW_MS + 1_000, behind_lease=True)
+    waits.worker_left(NOW_MS)
+    waits.worker_left(NOW_MS)
+    turns = 0
+    for due in waits.take_due(NOW_MS):
+        works.set_phase(due, Phase.QUEUED)
+        turns += 1
+    assert turns == 1
