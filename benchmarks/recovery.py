@@ -7,6 +7,8 @@ arrival of requests. Every answer must still end well.
 import asyncio
 import random
 from collections import Counter
+from collections.abc import Callable, Iterable
+from functools import partial
 from time import monotonic
 
 import aiohttp
@@ -22,7 +24,10 @@ STREAMS = 50
 ARRIVALS_PER_S = 20.0
 
 
-async def _streams_over_a_kill(stack: Stack, process: str, tokens: int) -> list[Answer]:
+async def streams_over(
+    stack: Stack, blow: Callable[[], object], tokens: int, *, streams: int = STREAMS, after_s: float = 2.0
+) -> list[Answer]:
+    """Answers of so many tokens each, asked for at once; `blow` falls `after_s` later, beside them."""
     headers = {"Authorization": f"Bearer {stack.api_key()}"}
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=headers) as session:
 
@@ -32,10 +37,19 @@ async def _streams_over_a_kill(stack: Stack, process: str, tokens: int) -> list[
             async with asyncio.timeout(120), session.ws_connect(stack.websocket_url, compress=0) as socket:
                 return await ask_over_websocket(socket, body, str(number), Meter())
 
-        streams = [asyncio.create_task(stream(number)) for number in range(STREAMS)]
-        await asyncio.sleep(2.0)
-        await asyncio.to_thread(stack.kill, process)
-        return await asyncio.gather(*streams)
+        asked = [asyncio.create_task(stream(number)) for number in range(streams)]
+        await asyncio.sleep(after_s)
+        await asyncio.to_thread(blow)
+        return await asyncio.gather(*asked)
+
+
+def wrong(answers: Iterable[Answer], tokens: int) -> Counter[str]:
+    """What was wrong with those that failed, have a hole, said a token twice or have not all of their tokens."""
+    return Counter(
+        answer.error or f"{answer.tokens} of {tokens} tokens"
+        for answer in answers
+        if not answer.is_good or answer.tokens != tokens
+    )
 
 
 async def _arrivals_over_a_kill(stack: Stack, process: str, seconds: float, rng: random.Random) -> list[Answer]:
@@ -64,13 +78,9 @@ def run(*, short: bool, seed: int) -> Report:
     began_s = monotonic()
     with running_stack(simulated(ENGINE, max_running=256, admission=2)) as stack:
         for _ in range(rounds):
-            answers = asyncio.run(_streams_over_a_kill(stack, "post-safety", tokens))
+            answers = asyncio.run(streams_over(stack, partial(stack.kill, "post-safety"), tokens))
             gaps_s += [answer.largest_gap_s for answer in answers]
-            bad_streams.update(
-                answer.error or f"{answer.tokens} of {tokens} tokens"
-                for answer in answers
-                if not answer.is_good or answer.tokens != tokens
-            )
+            bad_streams += wrong(answers, tokens)
             stack.wait_ready()
         for _ in range(rounds):
             answers = asyncio.run(_arrivals_over_a_kill(stack, "admission-1", 15.0, rng))

@@ -13,7 +13,7 @@ Each event goes through the same steps. What a SIGKILL after each one causes:
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -56,6 +56,8 @@ BEATS_LOOK_BACK_MS = 60_000
 """So long a worker may be away, and its successor knows whose turn it was."""
 POSITIONS_TIMEOUT_S = 30.0
 FLUSH_S = 10.0
+HEIRS_READ_WITHIN_S = 3.0
+"""So long beyond its time a worker that drains goes on, at most, until others read what it has left."""
 
 _log = structlog.get_logger()
 _Life = Literal["starting", "ready", "draining", "failed"]
@@ -166,10 +168,11 @@ class Worker:
         _log.info("draining", attempts=self._core.unfinished_attempts)
         self._is_draining = True
         self._core.drain()
+        lanes = self._core.lanes_read()
         self._send_state()
         await self._leave_lanes()
         deadline_s = time.monotonic() + self._settings.drain_timeout_s
-        while self._core.unfinished_attempts and time.monotonic() < deadline_s:
+        while self._core.unfinished_attempts and self._goes_on(deadline_s, lanes):
             await self._until_done(asyncio.get_running_loop().create_future(), background, TICK_S)
         if left := self._core.unfinished_attempts:
             _log.warning("handing_over", attempts=left)
@@ -180,6 +183,13 @@ class Worker:
         await self._claiming.resign()
         # The last it says of itself: behind it a router knows nothing of this worker.
         self._bury(self._core.config.worker_id)
+
+    def _goes_on(self, deadline_s: float, lanes: Mapping[Lane, Collection[int]]) -> bool:
+        """Handed over before anybody reads `lanes`, its answers would stand still while these are balanced."""
+        beyond_s = time.monotonic() - deadline_s
+        return beyond_s < 0 or (
+            beyond_s < HEIRS_READ_WITHIN_S and self._membership.are_to_be_read(lanes, self._now_ms())
+        )
 
     # Events
 
@@ -298,7 +308,7 @@ class Worker:
                 continue  # routers cannot read it either
             if state is None:
                 self._membership.buried(worker_id)
-                self._core.buried(worker_id)
+                self._core.buried(worker_id, self._now_ms())
             else:
                 self._membership.heard(state)
                 self._core.heard(state)

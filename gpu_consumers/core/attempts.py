@@ -1,7 +1,6 @@
 """The attempts at an answer: claimed, fenced, read back, run, tried again, ended."""
 
 from collections.abc import Callable
-from heapq import heappop, heappush
 from typing import Literal
 
 from gpu_consumers.core import effects
@@ -14,6 +13,7 @@ from gpu_consumers.core.remembered import Remembered
 from gpu_consumers.core.scheduler import Given
 from gpu_consumers.core.slots import MAX_HOLD_MS, Slots
 from gpu_consumers.core.takeover import ReadBack
+from gpu_consumers.core.waits import Waits
 from gpu_consumers.core.work import ENGAGED, MAX_LOSSES, UNSTARTED, Phase, Work, Works
 from gpu_consumers.engines.port import EngineDelta
 from schemas.control import AttemptVoid
@@ -33,7 +33,7 @@ class Attempts:
     ) -> None:  # fmt: skip
         self._works, self._slots, self._remembered = works, slots, remembered
         self._emission, self._effects, self._mint = emission, effects, mint_attempt_id
-        self._waiting: list[tuple[int, str]] = []
+        self.waits = Waits(works)
         self.asking = Asking()
         self.keeping = Keeping(works, self.asking, effects)
         self.deadlines = Deadlines()
@@ -110,9 +110,10 @@ class Attempts:
 
     def leave(self, work: Work) -> None:
         """Its last source was revoked. Unstarted work is forgotten, started work goes on. What waits for an engine that
-        is away, or that takes nothing more, is given back: its next reader has one, or waits as well.
+        is away, or that takes nothing more, is given back: its next reader has one, or waits as well. What waits for a
+        lease is asked for once more when that ends: until then its next reader may not have come to it.
         """
-        if self._slots.is_looked_up(work.response_id):
+        if self._slots.is_looked_up(work.response_id) or (work.is_behind_lease and not self.is_draining):
             return
         if work.plan == "claim":
             if work.phase in UNSTARTED and (self.is_draining or not work.claimed_as):
@@ -142,11 +143,7 @@ class Attempts:
 
     def tick(self, now_ms: int) -> None:
         """What is due again, and what is due no longer."""
-        while self._waiting and self._waiting[0][0] <= now_ms:
-            retry_at_ms, response_id = heappop(self._waiting)
-            work = self._works.by_response.get(response_id)
-            if work is None or work.phase is not Phase.WAITING or work.retry_at_ms != retry_at_ms:
-                continue
+        for work in self.waits.take_due(now_ms):
             if work.plan == "takeover":
                 self._take_over(work, now_ms)
             else:
@@ -207,13 +204,14 @@ class Attempts:
         self._works.set_phase(work, Phase.QUEUED)
         self._slots.queue(work, now_ms, front=front)
 
-    def _wait(self, work: Work, plan: Literal["claim", "takeover"], retry_at_ms: int) -> None:
+    def _wait(
+        self, work: Work, plan: Literal["claim", "takeover"], retry_at_ms: int, *, behind_lease: bool = False
+    ) -> None:
         self._slots.remove(work)
         self._works.unset_attempt(work)
         work.plan = plan
-        work.retry_at_ms = retry_at_ms
         self._works.set_phase(work, Phase.WAITING)
-        heappush(self._waiting, (retry_at_ms, work.response_id))
+        self.waits.add(work, retry_at_ms, behind_lease=behind_lease)
 
     # Claims
 
@@ -304,7 +302,7 @@ class Attempts:
             self._done(work, now_ms)
         elif claim.state == "leased":
             if work.is_own:
-                self._wait(work, "claim", now_ms + max(claim.retry_in_ms, 1))
+                self._wait(work, "claim", self.waits.until_ms(work, claim, now_ms), behind_lease=True)
             else:
                 self.forget(work)
         else:

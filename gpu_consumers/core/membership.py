@@ -1,8 +1,12 @@
-"""What a worker knows of the others: when it is to read their lanes, as a member of the group, and who was lost.
+"""What a worker knows of the others: when it is to read their lanes, as a member of the group, when they read its own,
+and who was lost.
 
 Pure: time is a parameter.
 """
 
+from collections.abc import Collection, Mapping
+
+from schemas.request import Lane
 from schemas.worker import WorkerState
 
 BEAT_MS = 1_000
@@ -31,7 +35,7 @@ class Membership:
         self._worker_id = worker_id
         self._pool = pool
         self._listening_since_ms: int | None = None
-        self._ready_until_ms: dict[str, int] = {}
+        self._ready: dict[str, WorkerState] = {}
         self._last_beats_ms: dict[str, int] = {}
         self._is_member = False
         self._spare_since_ms: int | None = None
@@ -48,14 +52,14 @@ class Membership:
         if state.pool != self._pool:
             return
         if state.state == "ready":
-            self._ready_until_ms[state.worker_id] = state.beat_at_ms + state.lease_ms
+            self._ready[state.worker_id] = state
         else:
-            self._ready_until_ms.pop(state.worker_id, None)
+            self._ready.pop(state.worker_id, None)
 
     def buried(self, worker_id: str) -> None:
         """It has left, or another one has noticed that it was lost."""
         self._last_beats_ms.pop(worker_id, None)
-        self._ready_until_ms.pop(worker_id, None)
+        self._ready.pop(worker_id, None)
 
     def take_lost(self, now_ms: int) -> list[str]:
         """Workers of any pool that were heard, and have been silent for `LOST_MS`; each is given once.
@@ -81,6 +85,19 @@ class Membership:
             self._is_member = now_ms - self._spare_since_ms < PATIENCE_MS
         return self._is_member
 
+    def are_to_be_read(self, lanes: Mapping[Lane, Collection[int]], now_ms: int) -> bool:
+        """Whether ready workers have still to take over some of these partitions, which this one has left."""
+        if not self._is_another_ready(now_ms):
+            return False
+        return any(set(numbers) - self._read_by_others(lane) for lane, numbers in lanes.items())
+
+    def _read_by_others(self, lane: Lane) -> set[int]:
+        return {
+            number
+            for state in self._ready.values()
+            for number in (*state.lane_partitions.get(lane, ()), *state.held_up.get(lane, ()))
+        }
+
     def _is_another_ready(self, now_ms: int) -> bool:
-        self._ready_until_ms = {peer: until for peer, until in self._ready_until_ms.items() if until > now_ms}
-        return bool(self._ready_until_ms)
+        self._ready = {peer: state for peer, state in self._ready.items() if state.is_live(now_ms)}
+        return bool(self._ready)

@@ -93,7 +93,11 @@ class Work:
     """What is known of its partition of `generated` before any attempt of this worker: it reaches so far."""
     reads_from: int = 0
     queued_first_ms: int | None = None
+    one_has_left: bool = False
+    """Since the claims were asked about it a worker has left."""
     retry_at_ms: int = 0
+    behind_lease: bool = False
+    """What it waits for, if it does, is another worker's lease."""
     submitted_at_ms: int = 0
     first_token_at_ms: int = 0
     last_token_at_ms: int = 0
@@ -150,6 +154,10 @@ class Work:
     @property
     def waits_for_claim(self) -> bool:
         return self.phase is Phase.QUEUED and self.plan == "claim"
+
+    @property
+    def is_behind_lease(self) -> bool:
+        return self.phase is Phase.WAITING and self.behind_lease
 
     @property
     def has_said_nothing(self) -> bool:

@@ -172,10 +172,11 @@ class WorkerCore:
         if ahead := self._shares.heard(state, self._counts_since_ms):
             self._slots.restore(ahead)
 
-    def buried(self, worker_id: str) -> None:
+    def buried(self, worker_id: str, now_ms: int) -> None:
         """It has left, or was lost."""
         self._giving_away.buried(worker_id)
         self._shares.buried(worker_id)
+        self._attempts.waits.worker_left(now_ms)
 
     def _queue_again(self, work: Work, now_ms: int) -> None:
         self._attempts.queue(work, now_ms, front=True)
@@ -274,6 +275,10 @@ class WorkerCore:
     def drain(self) -> None:
         """Starts nothing more."""
         self._attempts.drain()
+
+    def lanes_read(self) -> dict[Lane, set[int]]:
+        """The partitions that are assigned to it."""
+        return self._lanes.owned()
 
     @property
     def unfinished_attempts(self) -> int:

@@ -19,6 +19,9 @@ from streams.topics import Topic
 PATIENCE_S = 10.0
 """Without a record for so long, the partition is opened anew; nothing is read twice."""
 RETRY_S = 0.5
+GATHER_S = 0.01
+"""So long after the first of them a pass begins: what a lost worker held is asked for in one burst, and who comes too
+late for a pass waits for all of it."""
 FAR_OFFSETS = 20_000
 """Who reads back farther has a pass of his own: what waited for hours holds up nothing that has just begun."""
 
@@ -73,7 +76,9 @@ class ReadingBack:
 
     async def _read(self, asked: _Range, reading: set[_Range]) -> None:
         """Until nothing more is asked of it; whatever is asked meanwhile goes into the next pass."""
-        while asks := self._asks.pop(asked, []):
+        while asked in self._asks:
+            await asyncio.sleep(GATHER_S)
+            asks = self._asks.pop(asked)
             work = PartitionReadBack(asks)
             while work.end:
                 try:

@@ -82,6 +82,34 @@ async def test_what_a_drain_cannot_finish_is_taken_over(region: Region) -> None:
     assert (first, {*others}) == ("fresh", {"takeover"})
 
 
+async def test_a_worker_hands_over_to_who_reads_its_lanes_by_then_and_that_one_waits_for_no_lease(
+    region: Region, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpu_consumers.worker.HEIRS_READ_WITHIN_S", 60)
+    read_by_heir: list[int] = []
+    async with worker(region, "b", lease_ms=600_000) as heir:
+        async with worker(region, "a", lease_ms=600_000, drain_timeout_s=0.01) as leaving:
+            await region.until(lambda: leaving.partitions() and heir.partitions() < 6)
+            ids = [await region.request(max_tokens=20_000, lane=lane) for lane in LANES for _ in range(2)]
+            await region.until(lambda: all(region.accepted(each) > 3 for each in ids))
+            begun_here = leaving.core.unfinished_attempts
+            hand_over = leaving.core.hand_over
+
+            def handed_over() -> None:
+                read_by_heir.append(heir.partitions())
+                hand_over()
+
+            monkeypatch.setattr(leaving.core, "hand_over", handed_over)
+        assert begun_here
+        assert read_by_heir == [6]
+        await region.until(lambda: sum(len(region.fences(each)) == 2 for each in ids) == begun_here)
+        told = {each: region.accepted(each) for each in ids}
+        await region.until(lambda: all(region.accepted(each) > told[each] for each in ids))
+        for each in ids:
+            await region.cancel(each)
+        await region.ended(*ids)
+
+
 class HangsOnPartition0(KafkaConsumer):
     """As if the leader of that partition were away."""
 

@@ -85,6 +85,7 @@ class Worker:
     ) -> None:
         self.region = region
         self.engine_starts = True
+        self.is_draining = False
         self.stopped_until_ms = 0
         self.incarnation = f"{worker_id}/{next(region.ids)}"
         config = replace(
@@ -213,10 +214,11 @@ class Worker:
         arrived, self.claims_on_their_way = self.claims_on_their_way, []
         for response_id, attempt_id, claim, move in arrived:
             core.claimed(response_id, attempt_id, claim, now_ms, move)
-        over = core.over_share()
-        self.lanes.pause(over)
-        self.lanes.resume(set(self.lanes.assignment()) - over)
-        core.lane_records(self.lanes.poll(10, 0), now_ms)
+        if not self.is_draining:
+            over = core.over_share()
+            self.lanes.pause(over)
+            self.lanes.resume(set(self.lanes.assignment()) - over)
+            core.lane_records(self.lanes.poll(10, 0), now_ms)
         self._beat(now_ms)
         core.control_records(self.control.poll(100, 0), now_ms)
         self._run_effects()
@@ -327,6 +329,12 @@ class Worker:
             case ReleaseClaim():
                 if region.claims_up:
                     region.claims.release(self.incarnation, effect)
+
+    def drain(self) -> None:
+        """It reads no lanes any more, and finishes what it has begun."""
+        self.is_draining = True
+        self.core.drain()
+        self.lanes.close()
 
     def crash(self) -> None:
         self.producer.crash()

@@ -5,6 +5,7 @@ from typing import Literal
 import pytest
 
 from gpu_consumers.core.membership import LISTEN_MS, LOST_MS, PATIENCE_MS, Membership, beat_every_ms
+from schemas.request import Lane
 from schemas.worker import WorkerState
 
 LEASE_MS = 4_000
@@ -109,3 +110,32 @@ def test_who_left_is_not_lost(membership: Membership) -> None:
     membership.buried("b")
     assert membership.reads_lanes(False, NOW_MS + 10_000)
     assert membership.take_lost(NOW_MS + 2 * LOST_MS) == []
+
+
+def reads(worker_id: str, at_ms: int, *standard: int, held_up: tuple[int, ...] = ()) -> WorkerState:
+    return beat(worker_id, "ready", at_ms).model_copy(
+        update={"lane_partitions": {Lane.STANDARD: [*standard]}, "held_up": {Lane.STANDARD: [*held_up]}}
+    )
+
+
+LEFT = {Lane.STANDARD: {0, 1}, Lane.BATCH: set[int]()}
+
+
+def test_what_a_worker_has_left_is_to_be_read_until_others_read_all_of_it(membership: Membership) -> None:
+    membership.heard(reads("b", NOW_MS, 2))
+    assert membership.are_to_be_read(LEFT, NOW_MS)
+    membership.heard(reads("b", NOW_MS + 300, 2, 0))
+    membership.heard(reads("c", NOW_MS + 300, 3))
+    assert membership.are_to_be_read(LEFT, NOW_MS + 300)
+    membership.heard(reads("c", NOW_MS + 310, 3, held_up=(1,)))
+    assert not membership.are_to_be_read(LEFT, NOW_MS + 310)
+
+
+def test_where_nobody_is_ready_nobody_is_waited_for(membership: Membership) -> None:
+    assert not membership.are_to_be_read(LEFT, NOW_MS)
+    membership.heard(beat("b", "starting", NOW_MS))
+    membership.heard(reads("a", NOW_MS, 2))  # what it said itself
+    assert not membership.are_to_be_read(LEFT, NOW_MS)
+    membership.heard(reads("c", NOW_MS, 2))
+    assert membership.are_to_be_read(LEFT, NOW_MS + LEASE_MS - 1)
+    assert not membership.are_to_be_read(LEFT, NOW_MS + LEASE_MS), "it has not been heard since"

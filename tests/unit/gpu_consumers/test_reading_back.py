@@ -123,6 +123,21 @@ async def test_a_log_that_fails_again_and_again_is_read_once(open_reading: list[
     assert len(reading.log.reads) <= len(values) + 2, "what came with the last records of a pass"
 
 
+async def test_what_is_asked_for_in_one_burst_is_read_in_one_pass(
+    open_reading: list[Reading], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading_back, "GATHER_S", 0.2)
+    values, asks = takeovers(count=10, tokens=20)
+    reading = Reading(values)
+    open_reading.append(reading)
+    for ask in asks:
+        reading.reading_back.ask(ask)
+        for _ in range(5):
+            await asyncio.sleep(0)
+    await reading.answered(10)
+    assert reading.log.reads[: len(values)] == list(range(len(values)))
+
+
 async def test_an_ask_that_goes_far_back_holds_up_no_young_one(
     open_reading: list[Reading], monkeypatch: pytest.MonkeyPatch
 ) -> None:
