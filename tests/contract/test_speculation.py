@@ -119,6 +119,13 @@ async def test_what_has_no_seam_beside_it_is_answered_whole_and_not_continued(
     assert failure.error == why
 
 
+async def test_a_seed_is_refused_by_name(client: Client) -> None:
+    client.submit("seeded", temperature=1.0, seed=7)
+    await client.ended("seeded")
+    [refused] = client.deltas["seeded"]
+    assert (refused.refused_param, client.engine.accepts_seed) == ("seed", False)
+
+
 async def test_the_next_turn_is_found_in_the_cache_and_drafts_that_were_wrong_are_not_in_it(client: Client) -> None:
     prompt = [11 + index % 40 for index in range(300)]
     client.submit("answered", prompt=prompt, max_tokens=140)
