@@ -30,8 +30,12 @@ ENGINES: dict[str, dict[str, bool | int | float | str]] = {
     "without": ENGINE_ARGS,
     "with": {**ENGINE_ARGS, "spec_method": "ngram", "spec_tokens": DRAFTED},
 }
-RATIO_SPREAD = 0.3
+STEP_SPREAD = 0.1
 END_TIMEOUT_S = 300.0
+TIMES_NOTE = (
+    "Where the machine has other work, ratios of times are of that work too; tokens in a step are not, and bound what"
+    " drafts can gain."
+)
 
 
 @dataclass(slots=True)
@@ -146,8 +150,11 @@ def run(*, short: bool, seed: int) -> Report:
         what = f"{kind}, {batch} at once"
         for name in ENGINES:
             report.add(f"{what}, {name}", median(seen.tokens_per_s[name]), "tokens/s")
-        report.add_ratio(f"{what}, with / without", f"{what}, with", f"{what}, without", RATIO_SPREAD, at_most=False)
-        report.add(f"{what}, tokens in a step", seen.tokens["with"] / seen.steps["with"], "tokens")
+        ratio = report.value(f"{what}, with") / report.value(f"{what}, without")
+        report.add(f"{what}, with / without", ratio, "ratio", at_most=False)
+        in_a_step = seen.tokens["with"] / seen.steps["with"]
+        report.add(f"{what}, tokens in a step", in_a_step, "tokens", at_most=False, spread=STEP_SPREAD)
         report.add(f"{what}, answers that read otherwise with it", seen.otherwise, "answers")
     report.notes.append(load_note(load_before))
+    report.notes.append(TIMES_NOTE)
     return report
