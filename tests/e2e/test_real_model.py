@@ -80,7 +80,7 @@ def test_the_same_question_and_the_next_turn_find_their_beginning_in_the_cache(c
     turns: list[ChatCompletionMessageParam] = [{"role": "assistant", "content": said}, *user("And what is the sea?")]
     _, longer, of_next_turn = asked([*question, *turns], 4)
     assert longer > prompt
-    assert of_next_turn >= again
+    assert of_next_turn >= again > 0
 
 
 def test_the_same_seed_gives_the_same_answer(real: Stack, client: openai.OpenAI) -> None:
