@@ -176,7 +176,7 @@ class Worker:
             await self._until_done(asyncio.get_running_loop().create_future(), background, TICK_S)
         if left := self._core.unfinished_attempts:
             _log.warning("handing_over", attempts=left)
-        self._core.hand_over()
+        self._core.hand_over(self._now_ms())
         self._carry_out()
         await self._claiming.flush()
         self._send_state()

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, StringConstraints, TypeAdapter, model_validator
 
-from schemas.base import Echo, Identifier, Milliseconds, Record, Scope, ScopedRecord, TokenCount, is_absent, is_one
+from schemas.base import Echo, Identifier, Milliseconds, Record, Scope, ScopedRecord, TokenCount, is_absent
 from schemas.brownout import Brownout
 from schemas.columns import are_calls, can_be_cut, check_lengths, check_scopes, unusable_rows
 from schemas.endings import MAX_MESSAGE_CHARS, EndingCode
@@ -114,7 +114,8 @@ class Opened(ScopedRecord):
 
 class Fence(ScopedRecord):
     """Start of an attempt. It is void unless it is of the response's last `move`. `fresh` is void once accepted tokens
-    precede it; `takeover` once an attempt precedes `since_offset`. Neither counts after an ending.
+    precede it; `takeover` once an attempt precedes `since_offset`. Neither counts after an ending. The same attempt's
+    comes again where its `losses` are others than before.
     """
 
     type: Literal["fence"] = "fence"
@@ -131,10 +132,11 @@ class Fence(ScopedRecord):
     fallback: Fallback | None = Field(
         default=None, exclude_if=is_absent, description="As in `opened`, of a response that was moved."
     )
-    losses: int = Field(
-        default=1, ge=0, exclude_if=is_one,
+    losses: int | None = Field(
+        default=None, ge=0, exclude_if=is_absent,
         description="If it is lost before it says anything: with so many workers and engines the response was, for all"
-        " that is known. A takeover that waits for its engine is lost with none.",
+        " that is known. Absent: with one more than before. A takeover has those before it, and more in a second fence"
+        " when it enters its engine; what leaves that in order has them once more.",
     )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ A pure fold over a response's records in log order. Readers that fold the same r
 
 - A `fresh` fence counts only while nothing is accepted, neither token nor finish; a `takeover` fence unless an attempt
   began before the records that it reads back; neither after the terminal. An attempt that was superseded never comes
-  back, also not by a late copy of its fence.
+  back, also not by a late copy of its fence. The current attempt's fence may come again, with other `losses`.
 - A frame row counts when its attempt is the current one, the response has its choice, and its tokens continue the
   accepted sequence without a gap. None counts any more of an attempt whose row could not be used.
 - An ending that says `elsewhere` moves a response of which nothing is accepted, while it has further places: what
@@ -64,7 +64,9 @@ class AcceptedPrefix:
     most_moves: int = 0
     """How many further places it has."""
     losses: int = 0
-    """With so many workers and engines it was lost, as long as nothing is accepted: the current attempt is counted."""
+    """With so many workers and engines it is lost, if nothing is accepted of the current attempt before that is."""
+    losses_before: int = 0
+    """Without the current attempt."""
 
     @property
     def accepted_tokens(self) -> int:
@@ -75,6 +77,7 @@ class AcceptedPrefix:
         if self.terminal is not None or fence.move != self.moves:
             return "ended"
         if fence.attempt_id == self.attempt_id:
+            self.losses = self.losses if fence.losses is None else fence.losses
             return "current"
         if fence.attempt_id in self.superseded:
             return "superseded"
@@ -88,7 +91,8 @@ class AcceptedPrefix:
             self.superseded += (self.attempt_id,)
         self.attempt_id = self.accepting = fence.attempt_id
         self.attempts += 1
-        self.losses = fence.losses
+        self.losses_before = self.losses if fence.losses is None else fence.losses
+        self.losses = self.losses_before + (fence.losses is None)
         return "current"
 
     def row(
@@ -135,17 +139,18 @@ class AcceptedPrefix:
             if ending.move != self.moves:
                 return "void"
             if self.moves < self.most_moves and not self.accepted_tokens and not self.finished:
-                self._move(is_lost=ending.written_by != "worker")
+                if ending.written_by == "worker" and ending.attempt_id:
+                    self.losses = self.losses_before
+                self._move()
                 return "moved"
             if ending.written_by == "post-safety":
                 return "void"
         self.terminal = ending.code
         return "terminal"
 
-    def _move(self, *, is_lost: bool) -> None:
+    def _move(self) -> None:
         if self.attempt_id is not None:
             self.superseded += (self.attempt_id,)
-            self.losses -= self.losses > 0 and not is_lost
         self.moves += 1
         self.attempt_id = self.accepting = self.begun_offset = None
 

@@ -83,7 +83,8 @@ class Timeline:
     _after: list[Step] = field(default_factory=list)
     _attempts: dict[str, _Run] = field(default_factory=dict)
     _released: _Run | None = None
-    _fences: int = 0
+    _fences: dict[str, Fence] = field(default_factory=dict)
+    """By attempt, the first one."""
 
     def __len__(self) -> int:
         return len(self._before) + len(self._after) + len(self._attempts)
@@ -143,7 +144,7 @@ class Timeline:
 
     @property
     def attempts(self) -> int:
-        return self._fences
+        return len(self._fences)
 
     @property
     def _is_request(self) -> bool:
@@ -182,15 +183,22 @@ class Timeline:
     def _further(self, record: LogRecord, event: Record) -> Iterator[Step]:
         at_ms, where = record.timestamp_ms, _where(record)
         match event:
+            case Fence() if (first := self._fences.get(event.attempt_id)) is not None:
+                number = [*self._fences].index(event.attempt_id) + 1
+                enters = first.losses is not None and (event.losses or 0) > first.losses
+                what = f"attempt {number} {'enters' if enters else 'leaves'} the engine"
+                if "worker" in event.stage_ms:
+                    yield Step(event.stage_ms["worker"], what, event.worker_id)
+                yield Step(at_ms, "fence stored again", LOG, where)
             case Fence():
-                self._fences += 1
+                self._fences[event.attempt_id] = event
                 if "spilled" in event.stage_ms:
                     what = "given to another worker of its pool, before anybody had begun it"
                     yield Step(event.stage_ms["spilled"], what, "worker")
                 if "taken" in event.stage_ms:
                     yield Step(event.stage_ms["taken"], "read from its lane", event.worker_id)
                 if "worker" in event.stage_ms:
-                    what = f"attempt {self._fences} begun ({event.kind})"
+                    what = f"attempt {len(self._fences)} begun ({event.kind})"
                     yield Step(event.stage_ms["worker"], what, event.worker_id)
                 yield Step(at_ms, "fence stored", LOG, where)
             case Ending(elsewhere=True):

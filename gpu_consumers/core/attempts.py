@@ -97,11 +97,12 @@ class Attempts:
         del self._works.by_response[work.response_id]
         self.deadlines.remove(work.response_id)
 
-    def hand_over(self) -> None:
+    def hand_over(self, now_ms: int) -> None:
         """Stops every attempt without an ending; whoever reads the lanes next takes over."""
         self._emission.publish_held()
         for work in list(self._works.by_response.values()):
             if work.phase in ENGAGED:
+                self._emission.leaves(work, now_ms)
                 self._stop(work, "handed_over")
                 self._works.unset_attempt(work)
             if work.claimed_as and work.phase is not Phase.CLOSING:
@@ -251,7 +252,8 @@ class Attempts:
         else:
             self._not_fresh(work, work.attempt_id, claim, now_ms)
 
-    def _enter(self, work: Work, now_ms: int) -> None:
+    def _enter(self, work: Work, now_ms: int, *, is_told: bool = False) -> None:
+        """`is_told`: the log has it that an attempt enters which was fenced before, as whoever moves it has to know."""
         if work.losses >= MAX_LOSSES:
             self._fail_lost(work, now_ms)
         elif (most := self._slots.room_lacked(work)) is not None:
@@ -261,6 +263,8 @@ class Attempts:
             if work.plan != "generate":
                 work.plan = "fresh"
             self.queue(work, now_ms, front=True)
+        elif work.plan == "generate" and work.accepted is None and not is_told:
+            self._emission.enters(work, now_ms)
         elif work.plan == "generate":
             self._submit(work, now_ms)
         else:
@@ -329,7 +333,7 @@ class Attempts:
         self._works.set_attempt(work)
         self._works.set_phase(work, Phase.FENCING)
         work.begins_anew()
-        self._emission.fence(work, "takeover", now_ms, enters=self.may_start)
+        self._emission.fence(work, "takeover", now_ms, losses=work.losses)
 
     def read_back(self, answer: ReadBack, now_ms: int) -> None:
         work = self._works.of_attempt(answer.ask.response_id, answer.ask.attempt_id, answer.ask.move)
@@ -355,11 +359,6 @@ class Attempts:
         else:
             work.plan = "generate"
             self.queue(work, now_ms, front=True)
-
-    def is_read_back(self, response_id: str, attempt_id: str) -> bool:
-        """Whether the answer to this `AskReadBack` is still waited for."""
-        work = self._works.by_attempt.get(attempt_id)
-        return work is not None and work.response_id == response_id and work.phase is Phase.READING
 
     def void(self, void: AttemptVoid, now_ms: int) -> None:
         """An own attempt does not count."""
@@ -418,6 +417,7 @@ class Attempts:
         """It was tried alone, and got a token: it begins once more, beside others, and was not lost until it does."""
         if work.phase is not Phase.RUNNING or not work.on_trial:
             return
+        self._emission.leaves(work, now_ms)
         self._stop(work, "tried_alone")
         self._works.unset_attempt(work)
         work.is_cleared = True
@@ -460,6 +460,8 @@ class Attempts:
             if work is not None and work.phase is Phase.FENCING:
                 self._works.set_phase(work, Phase.READING)
                 self._effects.append(self.asking.read_back(work, offset))
+            elif work is not None and work.phase is Phase.CLAIMING and receipt.enters:
+                self._enter(work, now_ms, is_told=True)
         elif isinstance(receipt, effects.FrameSent):
             self._emission.frame_settled()
             for attempt_id in receipt.finished:

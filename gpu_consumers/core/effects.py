@@ -9,10 +9,13 @@ from streams.log.offset_tracker import OffsetTracker
 
 @dataclass(frozen=True, slots=True)
 class FenceSent:
+    """`enters`: it is told so before its attempt does."""
+
     partition: int
     response_id: str
     attempt_id: str
     move: int = 0
+    enters: bool = False
 
 
 @dataclass(frozen=True, slots=True)

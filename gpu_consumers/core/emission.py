@@ -206,8 +206,21 @@ class Emission:
 
     # Attempts
 
-    def fence(self, work: Work, kind: Literal["fresh", "takeover"], now_ms: int, *, enters: bool = True) -> None:
-        """`enters`: its engine, as soon as it may."""
+    def enters(self, work: Work, now_ms: int) -> None:
+        """What was taken over enters the engine as soon as this is in the log, and may be lost with it."""
+        self.fence(work, "takeover", now_ms, losses=work.losses + 1, enters=True)
+
+    def leaves(self, work: Work, now_ms: int) -> None:
+        """If it has entered the engine, or is told so, and has said nothing: nobody was lost with it."""
+        has_fence = work.phase is _RUNNING or (work.phase is Phase.CLAIMING and work.plan == "generate")
+        if has_fence and work.accepted is None and work.has_said_nothing:
+            self.fence(work, "takeover" if work.plan == "generate" else "fresh", now_ms, losses=work.losses)
+
+    def fence(
+        self, work: Work, kind: Literal["fresh", "takeover"], now_ms: int, *, losses: int | None = None,
+        enters: bool = False,
+    ) -> None:  # fmt: skip
+        """`losses`: as the fence has them, whether it is the attempt's first or comes again."""
         request = work.request
         fence = Fence(
             stage_ms={**request.stage_ms, "worker": now_ms},
@@ -222,9 +235,9 @@ class Emission:
             move=work.move,
             prompt_tokens=work.prompt_tokens if work.move else 0,
             fallback=request.fallback,
-            losses=work.losses + enters,
+            losses=losses,
         )
-        self._generated(work, fence, FenceSent(work.partition, work.response_id, work.attempt_id, work.move))
+        self._generated(work, fence, FenceSent(work.partition, work.response_id, work.attempt_id, work.move, enters))
 
     def ending(self, work: Work, code: EndingCode, now_ms: int, *, message: str = "", param: str | None = None) -> None:
         """Of its attempt, if it has one: then it counts only while that is the current one."""

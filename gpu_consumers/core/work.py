@@ -321,6 +321,11 @@ class Works:
         work = self.of_move(response_id, move)
         return work if work is not None and work.attempt_id == attempt_id else None
 
+    def is_read_back(self, response_id: str, attempt_id: str) -> bool:
+        """Whether what the log has of it before that attempt is still waited for."""
+        work = self.by_attempt.get(attempt_id)
+        return work is not None and work.response_id == response_id and work.phase is Phase.READING
+
     @property
     def is_generating(self) -> bool:
         """Whether an attempt is in the engine."""

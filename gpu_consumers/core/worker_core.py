@@ -211,7 +211,7 @@ class WorkerCore:
 
     def is_read_back(self, response_id: str, attempt_id: str) -> bool:
         """Whether the answer to this `AskReadBack` is still waited for."""
-        return self._attempts.is_read_back(response_id, attempt_id)
+        return self._works.is_read_back(response_id, attempt_id)
 
     def lease_renewed(self, stood: bool, now_ms: int) -> None:
         """The claim store answers; `stood` as `ClaimStore.renew` says."""
@@ -285,9 +285,9 @@ class WorkerCore:
         """What is begun and not yet acknowledged to its end, or owed."""
         return self._works.unfinished_attempts
 
-    def hand_over(self) -> None:
+    def hand_over(self, now_ms: int) -> None:
         """Stops every attempt without an ending; whoever reads the lanes next takes over. The last call."""
-        self._attempts.hand_over()
+        self._attempts.hand_over(now_ms)
 
     # Its own heartbeat
 

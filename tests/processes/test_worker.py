@@ -95,9 +95,9 @@ async def test_a_worker_hands_over_to_who_reads_its_lanes_by_then_and_that_one_w
             begun_here = leaving.core.unfinished_attempts
             hand_over = leaving.core.hand_over
 
-            def handed_over() -> None:
+            def handed_over(now_ms: int) -> None:
                 read_by_heir.append(heir.partitions())
-                hand_over()
+                hand_over(now_ms)
 
             monkeypatch.setattr(leaving.core, "hand_over", handed_over)
         assert begun_here

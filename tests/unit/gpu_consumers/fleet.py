@@ -392,7 +392,7 @@ class Fleet:
         leaving = self.workers.pop(name)
         leaving.lanes.close()
         leaving.core.drain()
-        leaving.core.hand_over()
+        leaving.core.hand_over(self.region.now_ms)
         leaving._run_effects()
         leaving.producer.flush(1)
 

@@ -194,6 +194,6 @@ def test_a_release_names_what_it_releases() -> None:
     fleet.run(300)
     [worker] = fleet.all
     worker.core.drain()
-    worker.core.hand_over()
+    worker.core.hand_over(fleet.region.now_ms)
     [release] = [effect for effect in worker.core.effects() if isinstance(effect, ReleaseClaim)]
     assert (release.response_id, release.attempt_id) == (response_id, worker.submitted[0])

@@ -4,9 +4,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import hypothesis.strategies as st
 import pytest
+from hypothesis import given, settings
 
 from gpu_consumers.core.claims import AskClaim, ClaimTable, FinishClaim
+from gpu_consumers.core.work import MAX_LOSSES
 from gpu_consumers.engines.simulated import SimulatedCore
 from schemas.endings import EndingCode
 from schemas.generated import Ending, Fence
@@ -114,6 +117,113 @@ def test_what_another_models_pool_has_begun_is_not_continued(began: str, ending:
     if ending is EndingCode.GENERATION_INTERRUPTED:
         assert not fleet.workers["b"].submitted
         assert "another model began it" in endings(fleet)[-1].message
+
+
+def dead_within(fleet: Fleet, name: str, response_id: str, *, starts_late: bool) -> bool:
+    """Whether a new worker, whose engine may start after it has taken over, is killed before the response has ended."""
+    fleet.start(name).engine_starts = not starts_late
+    fleet.run(LEASE_MS + 500)
+    if name in fleet.workers:
+        fleet.workers[name].engine_starts = True
+        fleet.run(500)
+    fleet.region.judge()
+    return name not in fleet.workers
+
+
+@pytest.mark.parametrize("places", [2, 3])
+@pytest.mark.parametrize("starts_late", [False, True], ids=["their engines run", "their engines start late"])
+def test_what_kills_its_workers_kills_three_whichever_pools_it_comes_to(places: int, starts_late: bool) -> None:
+    fleet = Fleet()
+    killer = fleet.poison(fleet.region.request(further=places - 1), kills_worker=True)
+    names = iter("abcdefgh")
+    for place in range(places):
+        dead_within(fleet, next(names), killer, starts_late=False)
+        dead_within(fleet, next(names), killer, starts_late=starts_late)
+        if place < places - 1:
+            fleet.region.desert(killer)
+    while fleet.region.terminal(killer) is None:
+        dead_within(fleet, next(names), killer, starts_late=starts_late)
+    assert sum(len(worker.killed_with) for worker in fleet.all) == MAX_LOSSES
+    assert fleet.region.terminal(killer) is EndingCode.ENGINE_FAILED
+
+
+HEIRS = st.tuples(
+    st.sampled_from(["runs", "starts late", "never starts"]), st.sampled_from(["dies", "leaves in order"]),
+    st.booleans(),
+)  # fmt: skip
+"""Of each worker: its engine, how it goes, and whether what it had is moved then."""
+
+
+@given(st.lists(HEIRS, min_size=1, max_size=7))
+@settings(max_examples=30)
+def test_a_move_tells_of_those_that_were_lost_with_it_in_their_engines_and_of_no_others(
+    heirs: list[tuple[str, str, bool]],
+) -> None:
+    fleet = Fleet()
+    silent = fleet.region.request(further=len(heirs), max_tokens=60)
+    lost = 0
+    for number, (engine, goes, is_moved) in enumerate(heirs):
+        name = f"w{number}"
+        worker = fleet.start(name)
+        worker.engine_starts, worker.late_rounds = engine == "runs", 10_000
+        fleet.run(LEASE_MS + 500)
+        worker.engine_starts = engine != "never starts"
+        fleet.run(200)
+        if goes == "dies":
+            lost += bool(worker.submitted)
+            fleet.crash(name)
+        else:
+            fleet.hand_over(name)
+        fleet.region.judge()
+        assert fleet.region.prefixes[silent].losses == lost
+        if is_moved and lost < MAX_LOSSES:
+            fleet.region.desert(silent)
+            assert fleet.region.requests[silent].losses == lost
+    fleet.start("z")
+    fleet.settle("z")
+    check(fleet.region)
+    survives = lost < MAX_LOSSES
+    assert fleet.region.terminal(silent) is (EndingCode.COMPLETED if survives else EndingCode.ENGINE_FAILED)
+
+
+def test_who_waits_at_a_full_engine_that_is_lost_was_not_lost_with_it() -> None:
+    fleet = Fleet("a", max_running=1)
+    waiting = fleet.region.request(further=1, max_tokens=60)
+    fleet.run(20)
+    fleet.crash("a")
+    fleet.region.request(max_tokens=2_000, partition=1)
+    fleet.start("b")
+    fleet.run(LEASE_MS + 400)
+    assert fleet.region.prefixes[waiting].attempts == 2
+    assert len(fleet.workers["b"].submitted) == 1
+    fleet.crash("b")
+    fleet.region.desert(waiting)
+    assert fleet.region.requests[waiting].losses == 1
+
+
+@pytest.mark.parametrize("starts_late", [False, True], ids=["its engine runs", "its engine starts late"])
+def test_what_an_heirs_engine_refuses_goes_on_with_those_that_were_lost_before(starts_late: bool) -> None:
+    fleet = Fleet("a")
+    refused = fleet.region.request(further=1, max_tokens=60)
+    fleet.run(20)
+    fleet.crash("a")
+    fleet.start("b").engine_starts = not starts_late
+    with_engine(fleet, refuse_every=1)
+    fleet.region.moves_are_late = True
+    fleet.run(LEASE_MS + 500)
+    fleet.workers["b"].engine_starts = True
+    fleet.run(500)
+    assert fleet.region.requests[refused].move == 1
+    assert fleet.region.requests[refused].losses == 1
+
+
+def test_who_was_tried_alone_and_cleared_was_lost_with_nobody_then() -> None:
+    fleet = Fleet("a")
+    fleet.region.request(moved=True, further=1, losses=2)
+    fleet.settle()
+    tried, cleared, *beside_others = fleet.region.fences()
+    assert (tried.losses, cleared.losses, cleared.attempt_id) == (None, 2, tried.attempt_id)
+    assert [fence.losses for fence in beside_others] == [2, 3]
 
 
 @pytest.mark.parametrize(("leaves", "losses"), [("its worker dies", 1), ("its worker leaves in order", 0)])

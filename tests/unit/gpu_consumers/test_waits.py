@@ -32,7 +32,7 @@ def test_what_a_worker_hands_over_goes_on_at_once_where_it_was_asked_for_already
     leaving.drain()
     fleet.run(300)  # `b` has its partitions by now, and waits
     fleet.workers.pop("a")
-    leaving.core.hand_over()
+    leaving.core.hand_over(fleet.region.now_ms)
     leaving._run_effects()
     leaving.producer.flush(1)
     told = len(fleet.region.tokens[begun])

@@ -223,3 +223,49 @@ def test_what_moves_for_want_of_workers_is_void_once_somebody_has_begun_or_spoke
     prefix.row("a", 0, 1, 1, "")
     assert prefix.ending(moving("a", by="post-safety")) == "void"
     assert (prefix.moves, prefix.terminal) == (0, None)
+
+
+def taken_over(attempt_id: str, losses: int | None) -> Fence:
+    return takeover(attempt_id).model_copy(update={"losses": losses})
+
+
+@pytest.mark.parametrize(
+    ("fences", "losses"),
+    [
+        pytest.param([fresh("a")], 1, id="one that entered"),
+        pytest.param([fresh("a"), taken_over("b", 1)], 1, id="its heir did not enter"),
+        pytest.param([fresh("a"), taken_over("b", 1), taken_over("c", 1)], 1, id="nor did the next"),
+        pytest.param([fresh("a"), taken_over("b", 1), taken_over("b", 2)], 2, id="it did, later"),
+        pytest.param([fresh("a"), taken_over("b", 1), taken_over("b", 2), taken_over("b", 1)], 1, id="and left again"),
+        pytest.param([fresh("a"), fresh("b"), fresh("c")], 3, id="the claims were lost, and the log was not"),
+        pytest.param([taken_over("a", None), taken_over("b", None)], 2, id="older workers say nothing of it"),
+    ],
+)
+def test_the_log_tells_how_many_are_lost_with_it(fences: list[Fence], losses: int) -> None:
+    prefix = AcceptedPrefix(most_moves=1)
+    for offset, each in enumerate(fences):
+        assert prefix.fence(each, offset) == "current"
+    assert prefix.losses == losses
+    assert prefix.attempts == len({each.attempt_id for each in fences})
+    last = prefix.attempt_id
+    assert prefix.ending(moving(last, by="post-safety")) == "moved"
+    assert prefix.losses == losses
+    prefix.fence(begun("z", 1), 9)
+    assert prefix.losses == losses + 1, "those of its former places go along"
+
+
+@pytest.mark.parametrize(
+    ("fences", "ended", "losses"),
+    [
+        pytest.param([fresh("a")], "a", 0, id="it was in the engine"),
+        pytest.param([fresh("a"), taken_over("b", 1), taken_over("b", 2)], "b", 1, id="its heir was"),
+        pytest.param([fresh("a"), taken_over("b", 1)], "b", 1, id="its heir was not"),
+        pytest.param([fresh("a")], None, 1, id="its heir had no attempt"),
+    ],
+)
+def test_who_ends_it_where_it_is_was_not_lost_with_it(fences: list[Fence], ended: str | None, losses: int) -> None:
+    prefix = AcceptedPrefix(most_moves=1)
+    for offset, each in enumerate(fences):
+        prefix.fence(each, offset)
+    assert prefix.ending(moving(ended)) == "moved"
+    assert prefix.losses == losses

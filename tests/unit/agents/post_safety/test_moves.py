@@ -353,9 +353,10 @@ def test_a_move_says_how_many_attempts_were_lost_without_those_that_their_worker
     """What may have killed them is tried alone where it goes."""
     deserted = failed(attempt="att_2", by="post-safety")
     member = Member(world)
-    world.write(promised(), fence("r1"), fence("r1", "att_2").model_copy(update={"losses": 2}), deserted)
+    heirs = [fence("r1", "att_2", takeover=True).model_copy(update={"losses": losses}) for losses in (1, 2)]
+    world.write(promised(), fence("r1"), *heirs, deserted)
     member.run(300, 50)
-    world.write(fenced(1, "att_3", "spare", losses=3), failed(attempt="att_3", move=1))
+    world.write(fenced(1, "att_3", "spare"), failed(attempt="att_3", move=1))
     member.run(300, 50)
     first, second = moves(world)
     assert (first.attempts, second.attempts) == (2, 2)

@@ -267,6 +267,20 @@ def test_a_second_attempt_is_told_apart(story: Story) -> None:
     ]  # fmt: skip
 
 
+def test_that_it_enters_an_engine_late_or_leaves_it_is_told_of_its_attempt(story: Story) -> None:
+    story.is_admitted()
+    story.at(20, story.topics.generated, story.fence(18), HOME)
+    for at_ms, losses in ((3_990, 1), (4_990, 2), (5_990, 1)):
+        fence = story.fence(at_ms, "worker-2").model_copy(update={"losses": losses})
+        story.at(at_ms + 10, story.topics.generated, fence, HOME)
+    told, _ = story.told(later_ms=7_000)
+    assert told.attempts == 2
+    assert [step.what for step in told.steps()][-5:] == [
+        "fence stored", "attempt 2 enters the engine", "fence stored again", "attempt 2 leaves the engine",
+        "fence stored again",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("records", [1, 2])
 def test_calls_of_tools_are_counted_and_neither_name_nor_arguments_are_told(story: Story, records: int) -> None:
     story.is_admitted()
