@@ -93,11 +93,11 @@ class Work:
     """What is known of its partition of `generated` before any attempt of this worker: it reaches so far."""
     reads_from: int = 0
     queued_first_ms: int | None = None
-    one_has_left: bool = False
-    """Since the claims were asked about it a worker has left."""
+    asked_at_ms: int = 0
+    """When the claims were asked about it last."""
     retry_at_ms: int = 0
-    behind_lease: bool = False
-    """What it waits for, if it does, is another worker's lease."""
+    lease_ends_ms: int = 0
+    """That of another worker which it waits for, or did, as far as it was told; 0: it waits for something else."""
     submitted_at_ms: int = 0
     first_token_at_ms: int = 0
     last_token_at_ms: int = 0
@@ -157,7 +157,7 @@ class Work:
 
     @property
     def is_behind_lease(self) -> bool:
-        return self.phase is Phase.WAITING and self.behind_lease
+        return self.phase is Phase.WAITING and self.lease_ends_ms > 0
 
     @property
     def has_said_nothing(self) -> bool:
@@ -320,6 +320,11 @@ class Works:
         """The response's work of that move, if that is its attempt now; empty: it was never begun."""
         work = self.of_move(response_id, move)
         return work if work is not None and work.attempt_id == attempt_id else None
+
+    def is_read_back(self, response_id: str, attempt_id: str) -> bool:
+        """Whether what the log has of it is still waited for."""
+        work = self.by_attempt.get(attempt_id)
+        return work is not None and work.response_id == response_id and work.phase is Phase.READING
 
     @property
     def is_generating(self) -> bool:

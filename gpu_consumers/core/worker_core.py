@@ -175,8 +175,8 @@ class WorkerCore:
     def buried(self, worker_id: str, now_ms: int) -> None:
         """It has left, or was lost."""
         self._giving_away.buried(worker_id)
-        self._shares.buried(worker_id)
-        self._attempts.waits.worker_left(now_ms)
+        if self._shares.buried(worker_id):
+            self._attempts.waits.worker_left(now_ms)
 
     def _queue_again(self, work: Work, now_ms: int) -> None:
         self._attempts.queue(work, now_ms, front=True)
@@ -211,7 +211,7 @@ class WorkerCore:
 
     def is_read_back(self, response_id: str, attempt_id: str) -> bool:
         """Whether the answer to this `AskReadBack` is still waited for."""
-        return self._attempts.is_read_back(response_id, attempt_id)
+        return self._works.is_read_back(response_id, attempt_id)
 
     def lease_renewed(self, stood: bool, now_ms: int) -> None:
         """The claim store answers; `stood` as `ClaimStore.renew` says."""
