@@ -138,7 +138,7 @@ function show_pools(now) {
   );
   table(
     $("shares"),
-    ["Pool", "Share", "Tenant", "#Tokens by weight"],
+    ["Pool", "Part by weight", "Tenant", "#Tokens ÷ weight"],
     now.shares.map(each => [
       each.pool,
       el("span", {}, part(each.share), ` ${percent(each.share)}`),
