@@ -80,7 +80,9 @@ def test_a_job_is_told_by_the_name_by_which_it_is_looked_up(
     tmp_path: Path, producer: MemoryProducer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "jobs.jsonl"
-    file.write_text('{"custom_id": "a/1", "body": {"model": "default", "messages": [{"role": "user", "content": "Hi"}]}}')
+    file.write_text(
+        '{"custom_id": "a/1", "body": {"model": "default", "messages": [{"role": "user", "content": "Hi"}]}}'
+    )
     batch.batch_submit(file)
     assert "--names" in capsys.readouterr().out
     batch.batch_submit(file, names=True)
