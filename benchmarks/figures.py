@@ -113,6 +113,16 @@ def machine() -> dict[str, Any]:
     }
 
 
+def load() -> float:
+    """How many processes wanted the machine's cores, in the last minute."""
+    return os.getloadavg()[0]
+
+
+def load_note(before: float) -> str:
+    """For what was measured on a machine that may have had other work."""
+    return f"Load of the machine (1 min): {before:.1f} before, {load():.1f} after, of {machine()['cores']} cores."
+
+
 def show(reports: Sequence[Report]) -> None:
     console = Console(width=120)
     for report in reports:

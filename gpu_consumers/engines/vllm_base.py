@@ -171,7 +171,7 @@ class VllmBase(ABC):
         try:
             arguments = AsyncEngineArgs(model=self._model_path, **{**options, **self._engine_args})
             config = arguments.create_engine_config(UsageContext.ENGINE_CONTEXT)
-        except ValueError as error:
+        except (ValueError, TypeError, ImportError) as error:
             # vLLM has looked at arguments, model and host, and has begun nothing yet.
             raise EngineMisconfigured(f"vLLM refuses them: {error}"[:MAX_WHY_CHARS]) from error
         try:

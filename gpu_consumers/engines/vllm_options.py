@@ -54,7 +54,8 @@ def cpu_defaults(engine_args: Mapping[str, Any]) -> dict[str, Any]:
 
 def cpu_environment(engine_args: Mapping[str, Any]) -> dict[str, str]:
     """For the engine's own process, which reads it when it loads OpenMP and torch."""
-    environment = {"OMP_NUM_THREADS": str(compute_threads())}
+    # vLLM drafts from n-grams by numba, in one thread; the others of its pool would spin through each step.
+    environment = {"OMP_NUM_THREADS": str(compute_threads()), "NUMBA_NUM_THREADS": "1"}
     if {**_CPU_DEFAULTS, **engine_args}["enforce_eager"]:
         # Eager or not, vLLM compiles what ranks log-probabilities when they are first asked for: seconds in a C++
         # compiler, while everybody's answers wait.

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import openai
 import pytest
-from openai.types.chat import ChatCompletionChunk
+from openai.types.chat import ChatCompletionChunk, ChatCompletionMessageParam
 
 from deploy.demo.tour import STEPS, Tour, walk
 from deploy.local.plan import Options
@@ -62,15 +62,25 @@ def test_a_story_goes_on_for_a_while(client: openai.OpenAI) -> None:
     until_seen_growing(pieces, 20)
 
 
-def test_the_same_question_finds_its_beginning_in_the_cache(client: openai.OpenAI) -> None:
+def test_the_same_question_and_the_next_turn_find_their_beginning_in_the_cache(client: openai.OpenAI) -> None:
     question = user("Explain to me, slowly and from the beginning, " * 20 + "what a river is.")
-    cached = []
-    for _ in range(2):
-        answer = client.chat.completions.create(model="sluice-tiny", messages=question, max_tokens=4, temperature=0)
+
+    def asked(messages: list[ChatCompletionMessageParam], max_tokens: int) -> tuple[str, int, int]:
+        answer = client.chat.completions.create(
+            model="sluice-tiny", messages=messages, max_tokens=max_tokens, temperature=0
+        )
         assert answer.usage is not None
         assert answer.usage.prompt_tokens_details is not None
-        cached.append(answer.usage.prompt_tokens_details.cached_tokens or 0)
-    assert cached[1] > cached[0]
+        cached = answer.usage.prompt_tokens_details.cached_tokens or 0
+        return answer.choices[0].message.content or "", answer.usage.prompt_tokens, cached
+
+    _, _, first = asked(question, 4)
+    said, prompt, again = asked(question, 40)
+    assert again > first
+    turns: list[ChatCompletionMessageParam] = [{"role": "assistant", "content": said}, *user("And what is the sea?")]
+    _, longer, of_next_turn = asked([*question, *turns], 4)
+    assert longer > prompt
+    assert of_next_turn >= again > 0
 
 
 def test_the_same_seed_gives_the_same_answer(real: Stack, client: openai.OpenAI) -> None:

@@ -46,7 +46,7 @@ def test_what_cannot_be_is_named(arguments: dict[str, object], why: str) -> None
     [
         {},
         {"quantization": "fp8", "enable_chunked_prefill": True, "enable_prefix_caching": False},
-        {"spec_method": "ngram", "spec_tokens": 4, "prompt_lookup_max": 4},
+        {"spec_method": "ngram", "spec_tokens": 4},
         {"spec_method": "suffix"},
         {"spec_model": "small", "spec_tokens": 5},
         {"max_num_batched_tokens": 512, "max_model_len": 4_096},

@@ -296,6 +296,10 @@ def test_an_eager_engine_on_cpu_compiles_nothing_at_all() -> None:
     assert "TORCHDYNAMO_DISABLE" not in cpu_environment({"enforce_eager": False})
 
 
+def test_drafts_on_cpu_are_made_in_one_thread_and_no_others_spin_beside_it() -> None:
+    assert cpu_environment({"spec_method": "ngram"})["NUMBA_NUM_THREADS"] == "1"
+
+
 def test_an_engine_on_cpu_leaves_a_core_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     for cores, threads in ((1, 1), (2, 1), (8, 7)):
         monkeypatch.setattr("os.sched_getaffinity", lambda _pid, cores=cores: set(range(cores)))
@@ -361,7 +365,14 @@ def test_preemptions_of_all_replicas_are_counted_together() -> None:
 @imports_vllm
 @pytest.mark.parametrize(
     ("arguments", "why"),
-    [({"colour": 1}, "^colour: vLLM has no such argument$"), ({"quantization": "magic"}, "quantization method: magic")],
+    [
+        ({"colour": 1}, "^colour: vLLM has no such argument$"),
+        ({"quantization": "magic"}, "quantization method: magic"),
+        ({"quantization": "fp8", "dtype": "float32"}, "float32 is not supported for quantization method fp8"),
+        ({"quantization": "torchao"}, "vLLM refuses them: .*torchao_config"),
+        ({"spec_method": "suffix"}, "vLLM refuses them: Arctic Inference is required"),
+        ({"spec_method": "magic", "spec_tokens": 4}, "vLLM refuses them: .*SpeculativeConfig"),
+    ],
 )
 async def test_arguments_that_vllm_will_never_take_are_told_apart_from_a_start_that_failed(
     arguments: dict[str, bool | int | float | str], why: str
