@@ -164,6 +164,11 @@ class Work:
         """Nothing of the current attempt was published, neither a token nor the end of a choice."""
         return self.next_sequence == self._first_sequence and self.open_choices == self._choices
 
+    @property
+    def engine_priority(self) -> int:
+        """The engine begins the lowest first, of equals who came first."""
+        return 0 if self.on_floor else _PRIORITY[self.request.lane]
+
     def engine_request(self) -> EngineRequest:
         request = self.request
         return EngineRequest(
@@ -171,7 +176,7 @@ class Work:
             self.prompt.tolist(),
             request.sampling,
             request.max_tokens,
-            0 if self.on_floor else _PRIORITY[request.lane],
+            self.engine_priority,
             request.scope.tenant_id,
             request.tools,
             request.tool_choice,
@@ -278,6 +283,21 @@ class Works:
             work.is_silent = False
             self.held.silent[work.request.lane] -= 1
 
+    def behind_batch(self, batch: int) -> list[Work]:
+        """What was given to the engine and waits there, as its batch has so many places; last who is begun first."""
+        beyond = sum(self._in_slots.values()) - batch
+        if beyond <= 0:
+            return []
+        silent = [work for each in self._in_slots if (work := self.by_response[each]).is_silent]
+        found: list[Work] = []
+        for work in sorted(silent, key=lambda work: work.engine_priority)[::-1]:
+            slots = self._in_slots[work.response_id]
+            if beyond < slots:
+                break
+            beyond -= slots
+            found.append(work)
+        return found
+
     def has_grown(self, work: Work) -> None:
         """It has more tokens than it was taken to come to."""
         work.told_beyond = NEVER
@@ -322,7 +342,7 @@ class Works:
         return work if work is not None and work.attempt_id == attempt_id else None
 
     def is_read_back(self, response_id: str, attempt_id: str) -> bool:
-        """Whether what the log has of it is still waited for."""
+        """Whether what the log has of it before that attempt is still waited for."""
         work = self.by_attempt.get(attempt_id)
         return work is not None and work.response_id == response_id and work.phase is Phase.READING
 

@@ -27,6 +27,7 @@ from deploy.local.plan import (
 )
 from deploy.local.ports import FIRST_PORT, LAST_PORT, free_ports, is_free
 from gpu_consumers.worker import FLUSH_S, HEIRS_READ_WITHIN_S
+from streams.settings import SettingsError
 
 KEYS = Keys(deployment_secret="s" * 40)
 
@@ -163,6 +164,9 @@ def test_another_engine_comes_with_its_own_arguments(data: DataFolder) -> None:
     assert json.loads(plan.environment["SLUICE_POOLS"])[0]["engine"] == "simulated"
     unchanged = make_plan(data, KEYS, Options(engine="vllm", free_ports=True), random.Random(1)).settings.pools[0]
     assert unchanged.engine_args["dtype"] == "float32"
+    wrong = Options(engine="simulated", engine_args={"min_outptu_tokens": 3}, free_ports=True)
+    with pytest.raises(SettingsError, match=r"pools\.default\.engine_args\.min_outptu_tokens: Extra inputs"):
+        make_plan(data, KEYS, wrong, random.Random(1))
 
 
 def test_beside_a_model_everything_but_its_worker_is_nice(data: DataFolder) -> None:
