@@ -187,8 +187,10 @@ class Attempts:
     def look_up(self, now_ms: int) -> None:
         """Asks, of what found no slot, whether somebody has begun it. A worker that drains: of what it owes alone."""
         for work in self._slots.take_unlooked(now_ms):
-            if not work.is_own:
-                self._leave_to_reader(work, now_ms)  # who may have a slot for it
+            if not work.is_own and work.lease_ends_ms > now_ms:
+                self._wait(work, "claim", work.lease_ends_ms, behind_lease=True)
+            elif not work.is_own:
+                self._give_back(work)  # to its reader, who may have a slot for it
             elif work.is_owed or not self.is_draining:
                 look = self.asking.ask(work, self._mint(), "take" if work.must_take_over else "look", now_ms)
                 self._slots.look_asked(look)
@@ -214,13 +216,6 @@ class Attempts:
         self._works.set_phase(work, Phase.WAITING)
         self.waits.add(work, retry_at_ms, behind_lease=behind_lease)
 
-    def _leave_to_reader(self, work: Work, now_ms: int) -> None:
-        """It is not this worker's to end. Asked for before its lease has ended, it is once more when that has."""
-        if work.lease_ends_ms > now_ms:
-            self._wait(work, "claim", work.lease_ends_ms, behind_lease=True)
-        else:
-            self._give_back(work)
-
     # Claims
 
     def claimed(self, response_id: str, attempt_id: str, claim: Claim | None, now_ms: int, move: int = 0) -> None:
@@ -233,7 +228,8 @@ class Attempts:
                 is_counted = claim.counted and look is None
                 self._effects.append(effects.ReleaseClaim(response_id, attempt_id, is_counted, move))
         elif look is not None:
-            self._looked_up(work, look, claim, now_ms)
+            if work.waits_for_claim:  # else it found a slot, or ended, before the answer came: that is what decides
+                self._looked_up(work, look, claim, now_ms)
         elif work.phase is Phase.CLAIMING and work.attempt_id == attempt_id:
             self._begin(work, claim, now_ms)
         elif work.phase is Phase.RUNNING and attempt_id in (work.attempt_id, work.claimed_as):
@@ -288,9 +284,6 @@ class Attempts:
         self.end(work, EndingCode.ENGINE_FAILED, now_ms, message=LOST.format(losses=work.losses))
 
     def _looked_up(self, work: Work, look: effects.AskClaim, claim: Claim | None, now_ms: int) -> None:
-        if not work.waits_for_claim:
-            # It found a slot, or ended, before the answer came: that is what decides.
-            return
         if claim is None or (claim.state == "fresh" and look.purpose == "look"):
             work.is_known_free = claim is not None
             if not work.is_own:
