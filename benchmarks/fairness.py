@@ -28,9 +28,9 @@ from benchmarks.one_worker import (
 from gpu_consumers.core.fair_queue import Queued
 from gpu_consumers.core.held import Held
 from gpu_consumers.core.scheduler import Scheduler, Sizes
-from gpu_consumers.engines.simulated import SimulatedEngineSettings
 from schemas.request import Lane
 from schemas.worker import WorkerState
+from streams.engine_args import SimulatedEngineSettings
 from streams.settings import AdmissionSettings, WorkerSettings
 
 Asks: TypeAlias = dict[str, Any]

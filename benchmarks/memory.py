@@ -16,8 +16,8 @@ from gpu_consumers.core.fair_queue import Queued
 from gpu_consumers.core.held import Held
 from gpu_consumers.core.scheduler import Scheduler, Sizes
 from gpu_consumers.engines.port import EngineStats
-from gpu_consumers.engines.simulated import SimulatedEngineSettings
 from schemas.request import Lane
+from streams.engine_args import SimulatedEngineSettings
 
 BLOCKS, BLOCK_TOKENS = 16_384, 16
 BATCH, LARGE_BATCH = 64, 512

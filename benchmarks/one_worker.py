@@ -16,8 +16,9 @@ from gpu_consumers.core.fair_queue import NEVER, OUTPUT_COST, Queued
 from gpu_consumers.core.held import Held
 from gpu_consumers.core.scheduler import Given
 from gpu_consumers.engines.port import Accepted, EngineDelta, EngineRequest, EngineStats
-from gpu_consumers.engines.simulated import SimulatedCore, SimulatedEngineSettings
+from gpu_consumers.engines.simulated import SimulatedCore
 from schemas.request import LANES, Lane, Sampling
+from streams.engine_args import SimulatedEngineSettings
 
 CLAIM_S = 0.002
 """From a slot to the engine: the claim's round trip."""

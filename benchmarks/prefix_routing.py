@@ -20,10 +20,11 @@ from benchmarks.agenda import Agenda
 from benchmarks.figures import Report, percentile
 from gpu_consumers.core.membership import beat_every_ms
 from gpu_consumers.engines.port import EngineRequest
-from gpu_consumers.engines.simulated import SimulatedCore, SimulatedEngineSettings
+from gpu_consumers.engines.simulated import SimulatedCore
 from schemas.base import Scope
 from schemas.request import Lane, Message, ReplyTo, Request, Sampling, TextPart
 from schemas.worker import LaneQueue, WorkerState
+from streams.engine_args import SimulatedEngineSettings
 from streams.settings import AdmissionSettings, WorkerSettings
 
 WORKERS, BATCH = 4, 32

@@ -21,9 +21,10 @@ from gpu_consumers.core.membership import beat_every_ms
 from gpu_consumers.core.scheduler import Scheduler, Sizes
 from gpu_consumers.core.spilling import MAX_SPILLS, Candidate, Spilling
 from gpu_consumers.engines.port import EngineRequest
-from gpu_consumers.engines.simulated import SimulatedCore, SimulatedEngineSettings
+from gpu_consumers.engines.simulated import SimulatedCore
 from schemas.request import LANES, Lane, Sampling
 from schemas.worker import WorkerState
+from streams.engine_args import SimulatedEngineSettings
 from streams.ids import stable_partition
 from streams.settings import WorkerSettings
 

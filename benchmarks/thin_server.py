@@ -17,9 +17,10 @@ from fastapi import FastAPI, Request
 from fastapi.responses import StreamingResponse
 
 from gpu_consumers.engines.port import EngineDelta, EngineDied, EngineRequest
-from gpu_consumers.engines.simulated import SimulatedEngine, SimulatedEngineSettings
+from gpu_consumers.engines.simulated import SimulatedEngine
 from schemas.request import Message, Sampling, TextPart
 from streams.chat_tokenizer import ChatTokenizer
+from streams.engine_args import SimulatedEngineSettings
 
 
 class ThinServer:

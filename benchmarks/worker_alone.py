@@ -17,11 +17,12 @@ from benchmarks.figures import ProcessSample, Report, sample_processes
 from benchmarks.stacks import records_of, running_stack, stack_pids
 from deploy.local.runner import Stack, simulated
 from gpu_consumers.engines.port import EngineDelta, EngineDied, EngineRequest
-from gpu_consumers.engines.simulated import SimulatedEngine, SimulatedEngineSettings
+from gpu_consumers.engines.simulated import SimulatedEngine
 from schemas.base import Scope
 from schemas.generated import Opened
 from schemas.request import AdmittedRequest, Lane, ReplyTo, Sampling
 from streams.clocks import now_ms
+from streams.engine_args import SimulatedEngineSettings
 from streams.log.kafka import KafkaProducer
 from streams.log.port import LogError, OnDelivery
 

@@ -5,11 +5,9 @@ import contextlib
 import signal
 import sys
 from pathlib import Path
-from typing import TypeVar
 
 import structlog
 import uvloop
-from pydantic import BaseModel, ValidationError
 from tokenizers import Tokenizer
 
 from gpu_consumers.core.capacity import MemoryPolicy
@@ -18,9 +16,8 @@ from gpu_consumers.core.engine_circuit import CircuitPolicy
 from gpu_consumers.core.home_partitions import home_partitions
 from gpu_consumers.core.worker_core import WorkerCore
 from gpu_consumers.engines.port import Engine
-from gpu_consumers.engines.simulated import SimulatedEngineSettings
 from gpu_consumers.engines.simulated_group import simulated_engine
-from gpu_consumers.engines.simulated_pooling import SimulatedPoolingEngine, SimulatedPoolingSettings
+from gpu_consumers.engines.simulated_pooling import SimulatedPoolingEngine
 from gpu_consumers.engines.simulated_speech import REASONING_PARSERS, TOOL_PARSERS, ends_with_result
 from gpu_consumers.engines.vllm_engine import VllmEngine
 from gpu_consumers.engines.vllm_pooling import VllmPoolingEngine
@@ -30,6 +27,7 @@ from gpu_consumers.shell.engine_keeping import WorkerFailed
 from gpu_consumers.shell.redis_claims import RedisClaims
 from gpu_consumers.worker import FLUSH_S, Ports, Worker
 from streams.directory import Model, Pool
+from streams.engine_args import SimulatedEngineSettings, SimulatedPoolingSettings
 from streams.entry_point import EXIT_FAILED, exit_code
 from streams.garbage import collect_seldom
 from streams.health import HealthServer
@@ -43,7 +41,6 @@ from streams.settings import Settings, SettingsError
 from streams.toml_directory import SettingsCatalog
 
 _log = structlog.get_logger()
-_Settings = TypeVar("_Settings", bound=BaseModel)
 
 
 def pool_and_model(settings: Settings) -> tuple[Pool, Model]:
@@ -60,17 +57,11 @@ def pool_and_model(settings: Settings) -> tuple[Pool, Model]:
     return pool, models[0]
 
 
-def _simulated(kind: type[_Settings], pool: Pool) -> _Settings:
-    """Raises SettingsError."""
-    try:
-        return kind.model_validate({"max_running": pool.max_running, **pool.engine_args})
-    except ValidationError as error:
-        lines = (f"pools.{pool.name}.engine_args.{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        raise SettingsError("\n".join(lines)) from None
-
-
 def make_engine(pool: Pool, model: Model) -> Engine:
-    """The pool's engine, not started. Raises SettingsError for what the simulated engine does not know."""
+    """The pool's engine, not started. Raises SettingsError for what the simulated engine does not know.
+
+    Of what settings hold its arguments are known to be right.
+    """
     parsers = ParserNames(model.tool_parser, model.reasoning_parser)
     if pool.engine == "vllm":
         if not Path(model.path).is_dir():
@@ -78,9 +69,10 @@ def make_engine(pool: Pool, model: Model) -> Engine:
         if model.embedding is not None:
             return VllmPoolingEngine(model.path, pool.engine_args, pool.max_running, model.embedding.dimensions)
         return VllmEngine(model.path, pool.engine_args, pool.max_running, parsers)
+    arguments = {"max_running": pool.max_running, **pool.engine_args}
     if model.embedding is not None:
-        return SimulatedPoolingEngine(_simulated(SimulatedPoolingSettings, pool), model.embedding.dimensions)
-    settings = _simulated(SimulatedEngineSettings, pool)
+        return SimulatedPoolingEngine(SimulatedPoolingSettings.model_validate(arguments), model.embedding.dimensions)
+    settings = SimulatedEngineSettings.model_validate(arguments)
     for field, name, known in (
         ("tool_parser", parsers.tool, TOOL_PARSERS),
         ("reasoning_parser", parsers.reasoning, REASONING_PARSERS),

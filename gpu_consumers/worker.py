@@ -56,6 +56,7 @@ BEATS_LOOK_BACK_MS = 60_000
 """So long a worker may be away, and its successor knows whose turn it was."""
 POSITIONS_TIMEOUT_S = 30.0
 FLUSH_S = 10.0
+"""So long, at most, what it has written waits for Kafka when it ends."""
 HEIRS_READ_WITHIN_S = 3.0
 """So long beyond its time a worker that drains goes on, at most, until others read what it has left."""
 

@@ -18,8 +18,8 @@ OfTenantsByLane = dict[Lane, OfTenants]
 
 
 class LaneQueue(BaseModel):
-    """What waits of one lane in front of a worker's engine, and what has left there since it counts: for the engine, or
-    because it ended. Requests; `left_tokens` are theirs as they counted in `queued_tokens`.
+    """What waits of one lane in front of the batch of a worker's engine, and what has left there since it counts: for
+    the batch, or because it ended. Requests; `left_tokens` are theirs as they counted in `queued_tokens`.
 
     Of `first_tokens`, since the same time, those were late that came later than the lane's target
     (`brownout.LANE.first_token_ms`). Of what has left, `spilled` went to other workers of the pool, unstarted.

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from schemas.brownout import MAX_LEVEL
 from schemas.request import Lane
+from streams.drain import WINDOW_MS
 
 SLO_LANES: Final = (Lane.INTERACTIVE, Lane.STANDARD)
 """Those in which somebody waits for first tokens."""
@@ -104,16 +105,20 @@ class Reading(NamedTuple):
     why: str = ""
 
 
-def read(samples: Mapping[Lane, LaneSample], policy: BrownoutPolicy) -> Reading:
-    """One that has waited for long is no queue while those behind it pass: what comes now has to wait as long."""
+def read(samples: Mapping[Lane, LaneSample], policy: BrownoutPolicy, ready_for_ms: int) -> Reading:
+    """One that has waited for long is no queue while those behind it pass: what comes now has to wait as long.
+
+    A target is missed by waits alone in which a worker was ready, as one has been for `ready_for_ms`: of what came
+    before that nobody could have begun anything. Nor is it met while such waits are there.
+    """
     is_met = True
     for lane in SLO_LANES:
         sample, targets = samples.get(lane, LaneSample()), policy.of(lane)
         waits_ms = sample.oldest_ms if sample.wait_ms is None else min(sample.oldest_ms, sample.wait_ms)
-        if waits_ms > targets.queue_age_ms:
+        if min(waits_ms, ready_for_ms) > targets.queue_age_ms:
             return Reading("missed", f"{lane.value}: a wait of {waits_ms} ms, target {targets.queue_age_ms}")
         share = sample.late / sample.first_tokens if sample.first_tokens >= FEWEST_FIRST_TOKENS else 0.0
-        if share > policy.late_share:
+        if share > policy.late_share and ready_for_ms >= targets.first_token_ms + WINDOW_MS:
             why = f"{lane.value}: {share:.0%} of first tokens after {targets.first_token_ms} ms"
             return Reading("missed", f"{why}, target {policy.late_share:.0%}")
         is_met = is_met and waits_ms * TO_SPARE <= targets.queue_age_ms and share * TO_SPARE <= policy.late_share

@@ -50,14 +50,17 @@ class PoolNow(_Part):
 
 
 class ShareNow(_Part):
-    """A tenant's part of what a pool gave in the last minute, or since this began to look."""
+    """A tenant's part of what a pool gave in the last minute, or since this began to look, each divided by its tenant's
+    weight: no part of its tokens. Of a tenant of weight 3 one token counts as a third.
+    """
 
     pool: str
     tenant_id: str
-    share: float = Field(description="From 0 to 1. Of tenants that always have work waiting all are given the same.")
-    given: int = Field(
-        description="Tokens as they count in that: prompts, and twice what was generated, by the tenant's weight."
+    share: float = Field(
+        description="From 0 to 1: part of the sum of `given`. Of tenants that always have work waiting all have the "
+        "same, whatever their weights."
     )
+    given: int = Field(description="Tokens of prompts, and twice those generated, divided by the tenant's weight.")
 
 
 class WorkerNow(_Part):

@@ -34,6 +34,7 @@ from pydantic_settings import (
 from schemas.generated import MAX_MOVES
 from streams.brownout import DEFAULT_POLICY, BrownoutPolicy
 from streams.directory import Model, Pool
+from streams.engine_args import wrong_arguments
 from streams.ids import ResponseIds
 from streams.keyring import Keyring, Purpose, derived_keyring
 from streams.lane_policy import LANE_POLICIES, LanePolicies
@@ -679,6 +680,19 @@ class Settings(BaseSettings):
             raise ValueError("kafka.min_insync_replicas: more than kafka.replication_factor")
         return self
 
+    @model_validator(mode="after")
+    def _simulated_engines_can_be_so(self) -> Self:
+        embedding = {name for model in self.models if model.embedding is not None for name in model.pools}
+        wrong = [
+            each
+            for pool in self.pools
+            if pool.engine == "simulated"
+            for each in wrong_arguments(pool.name, pool.max_running, pool.engine_args, embeds=pool.name in embedding)
+        ]
+        if wrong:
+            raise ValueError("\n".join(wrong))
+        return self
+
     @classmethod
     def settings_customise_sources(
         cls,
@@ -776,8 +790,9 @@ def load_settings(variables: Mapping[str, str] = os.environ) -> Settings:
         return copy_context().run(_read, variables)
     except ValidationError as error:
         lines = (
-            f"{'.'.join(map(str, e['loc'])) or 'settings'}: {e['msg'].removeprefix('Value error, ')}"
+            f"{'.'.join(map(str, e['loc'])) or 'settings'}: {line}"
             for e in error.errors(include_input=False, include_url=False)
+            for line in e["msg"].removeprefix("Value error, ").splitlines()
         )
         raise SettingsError("\n".join(lines)) from None
     except ValueError as error:

@@ -226,7 +226,7 @@ def _decide_levels(
                 # Decided anew in a second.
                 _log.warning("brownout_not_written", pool=change.pool, error=str(error), repeats=True)
             else:
-                _log.warning("brownout_level", pool=change.pool, level=change.level, why=change.why)
+                _log.warning("brownout_level", pool=change.pool, brownout_level=change.level, why=change.why)
 
 
 def _run_until_signal(admission: AdmissionApp) -> int:

@@ -42,17 +42,21 @@ class Decider:
         self._pools = tuple(pools)
         self._levels = levels
         self._steps: dict[str, Steps] = {}
+        self._ready_since_ms: dict[str, int] = {}
+        """Since when a worker was ready at every look."""
 
     def rest(self) -> None:
         """What was measured so far is nothing to go on from."""
         self._steps.clear()
+        self._ready_since_ms.clear()
 
     def changes(self, samples: Mapping[str, Mapping[Lane, LaneSample] | None], now_ms: int) -> list[PoolLevel]:
-        """What is to be written. A pool of which nobody says anything stays where it is: so does one of no worker."""
+        """What is to be written. A pool of which nobody says anything stays where it is: so does one of which no worker
+        is ready.
+        """
         changes = []
         for pool in self._pools:
-            of_pool, level = samples.get(pool), self._levels.level(pool)
-            reading = Reading("between") if of_pool is None else read(of_pool, self._policy)
+            reading, level = self._read(pool, samples.get(pool), now_ms), self._levels.level(pool)
             pinned = self._policy.pinned.get(pool)
             steps = self._steps.setdefault(pool, Steps(self._policy))
             wanted = steps.next(level, reading.pressure, now_ms) if pinned is None else pinned
@@ -60,3 +64,9 @@ class Decider:
                 why = "set by the operator" if pinned is not None else reading.why or "targets are met"
                 changes.append(PoolLevel(pool=pool, level=wanted, since_ms=now_ms, why=why))
         return changes
+
+    def _read(self, pool: str, samples: Mapping[Lane, LaneSample] | None, now_ms: int) -> Reading:
+        if samples is None:
+            self._ready_since_ms.pop(pool, None)
+            return Reading("between")
+        return read(samples, self._policy, now_ms - self._ready_since_ms.setdefault(pool, now_ms))

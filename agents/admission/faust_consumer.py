@@ -17,6 +17,8 @@ from typing import Any, ClassVar
 from faust.transport.drivers import aiokafka
 from faust.types import TP
 
+from agents.admission.faust_broker import ask_those_named
+
 
 class Fetched:
     """The offsets of one partition that hold a record, from the commit on."""
@@ -50,6 +52,7 @@ class _CommittedReads(aiokafka.AIOKafkaConsumerThread):  # type: ignore[misc]
     def _create_worker_consumer(self, transport: Any) -> Any:
         consumer = super()._create_worker_consumer(transport)
         consumer._isolation_level = "read_committed"
+        ask_those_named(consumer._client)
         return consumer
 
 

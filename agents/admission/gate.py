@@ -25,6 +25,8 @@ GIVEN_UP_AT_ONCE: Final = 200
 HOLD_S: Final = 10.0
 LONGEST_TURN_S: Final = 30.0
 """From the turn on; a wait for the store, or for threads, is told by who waits."""
+CONTROL_READ_WITHIN_S: Final = 60.0
+"""Nothing that was read late begins before: from then on it counts as stalled, and the process is ended."""
 ENDING_SHARE: Final = 4
 """Of what may be in work a fourth beside it is for what takes nobody's turn: it is refused, or buried."""
 
@@ -57,6 +59,7 @@ class Gate:
         """What this look has found; whoever begins is counted behind it."""
         self._has_begun_since = False
         self._cancels_seen = 0
+        self._held_since_ms: int | None = None
 
     def close(self) -> None:
         """Nothing more gets a turn here: whatever waits for one raises NotBegun."""
@@ -238,8 +241,12 @@ class Gate:
         return has_room(pools, self._services.queue_bound, need)
 
     def _hold(self, next_in_s: float) -> None:
-        """Who waits for a turn has not stalled, as long as nobody of its topic has who had one."""
+        """Who waits for a turn has not stalled, as long as nobody of its topic has who had one, and turns are given."""
         now_ms = self._pipeline.monotonic_ms()
+        if self._held_since_ms is None:
+            self._held_since_ms = now_ms
+        if not self._services.cancels.are_read and now_ms - self._held_since_ms >= CONTROL_READ_WITHIN_S * 1_000:
+            return
         for topic in self._held_topics:
             oldest_ms = next(iter(self._began_ms[topic].values()), now_ms)
             if now_ms - oldest_ms < LONGEST_TURN_S * 1_000:

@@ -49,7 +49,7 @@ REBUILDS = Counter("sluice_quota_rebuilds_total", "Epochs begun after the quota 
 def decided(admission: Admission, decision: Decision) -> None:
     """Once for each that is admitted: what it was given less of, or otherwise."""
     if admission.brownout is not None:
-        BROWNED_OUT.labels(admission.pool, admission.brownout.level).inc()
+        BROWNED_OUT.labels(decision.pool, admission.brownout.level).inc()
     if decision.lowered_from is not None:
         LOWERED.labels(decision.pool).inc()
     fell_back(admission.fallback)

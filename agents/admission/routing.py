@@ -148,6 +148,9 @@ class _Known:
     def __post_init__(self) -> None:
         self.window.add(self.state)
 
+    def is_ready_in(self, pool: str, now_ms: int) -> bool:
+        return self.state.pool == pool and self.state.state == "ready" and self.state.is_live(now_ms)
+
     def load(self, tenant_id: str, now_ms: int, *, also_asking: bool) -> Load:
         asking = tuple(self.asking.values()) if also_asking else ()
         tokens = self.routed_tokens + sum(each.tokens for each in asking)
@@ -264,12 +267,9 @@ class WorkersView:
                     known.asking.pop(response_id, None)
 
     def samples(self, pool: str, now_ms: int) -> dict[Lane, LaneSample] | None:
-        """What its live workers say of each lane; None where there is none."""
+        """What its ready workers say of each lane; None where none is: one that still loads its model serves nobody."""
         with self._lock:
-            known = {
-                worker_id: each for worker_id, each in self._workers.items()
-                if each.state.pool == pool and each.state.is_live(now_ms)
-            }  # fmt: skip
+            known = {worker_id: each for worker_id, each in self._workers.items() if each.is_ready_in(pool, now_ms)}
             if not known:
                 return None
             states = {worker_id: each.state for worker_id, each in known.items()}
@@ -286,7 +286,7 @@ class WorkersView:
             return [
                 known.load(tenant_id, now_ms, also_asking=also_asking)
                 for _, known in sorted(self._workers.items())
-                if known.state.pool == pool and known.state.state == "ready" and known.state.is_live(now_ms)
+                if known.is_ready_in(pool, now_ms)
             ]
 
 

@@ -96,14 +96,16 @@ def _degraded(admission: Admission, pool: str, services: Services) -> Degraded:
 def brownout(admission: Admission, pool: str, services: Services) -> Admission:
     """With shorter answers, where the pool that has room for it is degraded and its tenant is among those who give way.
 
-    An earlier delivery may have been given another bound: that is replayed with what it reserved.
+    An earlier delivery may have been given another bound: that is replayed with what it reserved. Asked anew where it
+    is routed: it may go to a pool that is degraded further, and what was reserved for it makes no answer longer.
     """
     given = _degraded(admission, pool, services)
     if given.max_tokens is None:
         return admission
     # At least as long as it asks for.
     max_tokens = max(given.max_tokens, admission.request.sampling.min_tokens)
-    if max_tokens >= admission.max_tokens:
+    is_cut_alike = admission.brownout is not None and max_tokens == admission.max_tokens
+    if max_tokens >= admission.max_tokens and not is_cut_alike:
         return admission
     cut = Brownout(level=given.level, max_tokens=max_tokens)
     return admission.model_copy(update={"max_tokens": max_tokens, "brownout": cut})
@@ -196,7 +198,9 @@ async def _of_outcome(
                 # It may stand on the log: its ending goes beside it.
                 return Refused(Origin.of(admission), UNAVAILABLE)
             # What a smaller model may say at most is decided with it.
-            held_as = _as_held(as_was, held) if decision.stand_in is None else {"reserved_tokens": held}
+            held_as = (
+                _as_held(as_was, held, decision.brownout) if decision.stand_in is None else {"reserved_tokens": held}
+            )
             found = {**held_as, "decision": decision, "replayed": not is_new}
             found |= {"brownout": decision.brownout, "queued": queued if is_new else None}
             return as_was.model_copy(update={**found, "limits": limits or admission.limits})
@@ -206,12 +210,14 @@ async def _of_outcome(
             return Refused(Origin.of(admission), DEADLINE_PASSED)
 
 
-def _as_held(admission: Admission, held: int) -> dict[str, object]:
+def _as_held(admission: Admission, held: int, decided: Brownout | None = None) -> dict[str, object]:
     """What was reserved for it, which may have been under another bound. A lower one was a degraded pool's, of which
-    the level is not stored: the least is told.
+    the level is not stored: the least is told. `decided`: what it was cut to when it was routed, which may be less yet.
     """
     max_tokens, others = divmod(held - len(admission.prompt_token_ids), admission.request.choices)
     bound = admission.max_tokens if others or max_tokens < 0 else max_tokens
+    if decided is not None:
+        bound = min(bound, decided.max_tokens)
     cut = admission.brownout
     if bound != admission.max_tokens:
         cut = Brownout(level=1, max_tokens=bound) if bound < admission.max_tokens else None
@@ -311,6 +317,7 @@ async def routing(admission: Admission, services: Services) -> StageResult | Not
     if at.is_refused:
         refusal = _full(admission, at, services)
         return NotYet(refusal) if may_wait(admission.request) else Refused(Origin.of(admission), refusal)
+    admission = brownout(admission, at.pool, services)
     wanted = _route(admission, at, services)
     queued = services.workers.queued(wanted.worker_id, wanted.lane)
     # Counted before anything is awaited: who looks meanwhile must see it.

@@ -158,6 +158,8 @@ async def readmitted(request: Request, decided: Decided, services: Services) -> 
     max_tokens, others = divmod(decided.tokens - sum(map(len, tokenised)), request.choices)
     if not tokenised[0] or bool(request.inputs) != (max_tokens == 0) or max_tokens < 0 or others:
         return None
+    if decided.decision.brownout is not None:
+        max_tokens = min(max_tokens, decided.decision.brownout.max_tokens)
     return _admission(request, tenant, model, tokenised, max_tokens).model_copy(update=found)
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from deploy.local.data_folder import DataFolder, RunRecord
 from deploy.local.plan import settings_of_folder, settings_with
-from deploy.paths import DEFAULT_DATA
+from deploy.paths import DEFAULT_DATA, data_option
 from streams.settings import Settings, load_settings
 
 app = typer.Typer(
@@ -65,7 +65,7 @@ def run_of(folder: DataFolder) -> RunRecord | None:
 
 
 def nothing_runs(folder: DataFolder) -> CommandError:
-    return CommandError(f"nothing runs on {folder.path}; start it with: sluice up")
+    return CommandError(f"nothing runs on {folder.path}; start it with: sluice up{data_option(folder.path)}")
 
 
 def running(data: Path) -> tuple[DataFolder, RunRecord]:

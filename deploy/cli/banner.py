@@ -1,17 +1,20 @@
 """What `sluice up` prints when everything is ready: where to look, and three commands to copy."""
 
 import json
-import shlex
 from pathlib import Path
 from typing import Any
 
 from rich.markup import escape
 
+from deploy.paths import data_option
 
-def banner(status: dict[str, Any], default_data: Path) -> str:
-    """Rich markup, from what `sluice status --json` shows. Commands name the data folder unless it is the default."""
+
+def banner(status: dict[str, Any], default_data: Path, *, detached: bool = False) -> str:
+    """Rich markup, from what `sluice status --json` shows. Commands name the data folder unless it is the default.
+    `detached`: what it tells of goes on when whoever prints it has ended.
+    """
     gateway, key = status["gateway"], status["api_key"]
-    data = "" if status["data"] == str(default_data) else f" --data {shlex.quote(status['data'])}"
+    data = data_option(Path(status["data"]), default_data)
     body = json.dumps(
         {
             "model": "default",
@@ -19,6 +22,8 @@ def banner(status: dict[str, Any], default_data: Path) -> str:
             "messages": [{"role": "user", "content": "What is the capital of France?"}],
         }
     )
+    stop = f"This stops everything: .venv/bin/sluice down{data}" if detached else "Ctrl-C stops everything."
+    look = f"{'And this shows it' if detached else 'In another terminal'}: .venv/bin/sluice status{data}"
     headers = f"-H 'Authorization: Bearer {key}' -H 'Content-Type: application/json'"
     curl = f"curl -N {gateway}/v1/chat/completions {headers} -d '{body}'"
     lines = [
@@ -36,6 +41,6 @@ def banner(status: dict[str, Any], default_data: Path) -> str:
         "[dim]# batch, through Kafka[/dim]",
         escape(f'.venv/bin/python deploy/examples/producer.py{data} "What is the capital of France?"'),
         "",
-        f"[dim]Ctrl-C stops everything.  In another terminal: .venv/bin/sluice status{escape(data)}[/dim]",
+        f"[dim]{escape(stop)}  {escape(look)}[/dim]",
     ]
     return "\n".join(lines)

@@ -4,10 +4,11 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
+from urllib.parse import quote
 
 import typer
 from confluent_kafka import KafkaException
@@ -16,7 +17,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from deploy.batch.collection import Collection, CollectionFailed, awaited, kafka_consumer
 from deploy.batch.connection import Connection, ConnectionFailed, connection, properties
-from deploy.batch.lines import Broken, beside, bounded_lines, cancels_of, jobs_of
+from deploy.batch.lines import Broken, Job, beside, bounded_lines, cancels_of, jobs_of
 from deploy.batch.outputs import Outputs, OutputsBusy, collected, errors_file, output_file
 from deploy.batch.submission import Submission, SubmissionFailed, kafka_producer
 from deploy.cli.app import CommandError, DataOption, app, err, out
@@ -26,6 +27,8 @@ from deploy.paths import DEFAULT_DATA
 
 SHOWN_BROKEN = 10
 SHOW_EVERY_S = 0.1
+FIRST_NOTE_S = 5.0
+NOTE_EVERY_S = 60.0
 DEFAULT_EXPIRES_S = 86_100
 """A day, less what the brokers' clock may be ahead."""
 DEFAULT_TIMEOUT_S = 90_000.0
@@ -93,6 +96,27 @@ def _bar(what: str, total: int) -> Iterator[Callable[[int, str], None]]:
         yield show
 
 
+def _noting(say: Callable[[str], None], clock_s: Callable[[], float] = time.monotonic) -> Callable[[str], None]:
+    """Says what it is called with after some seconds, and then once a minute: what waits for hours is not dumb."""
+    next_s = clock_s() + FIRST_NOTE_S
+
+    def note(text: str) -> None:
+        nonlocal next_s
+        if (now_s := clock_s()) >= next_s:
+            say(text)
+            next_s = now_s + NOTE_EVERY_S
+
+    return note
+
+
+def _named(entries: Iterable[Job | Broken]) -> Iterator[Job | Broken]:
+    """Prints what each job is called on Kafka, as the path of its look-up has it."""
+    for entry in entries:
+        if isinstance(entry, Job):
+            print(quote(entry.name, safe=""))
+        yield entry
+
+
 def _at(lines: BinaryIO) -> int:
     """How far it is read; of a pipe nobody knows."""
     return lines.tell() if lines.seekable() else 0
@@ -106,6 +130,9 @@ def batch_submit(
     expires_s: Annotated[
         int, typer.Option("--expires-s", min=1, max=86_400, help="How long each job has, from when it is sent.")
     ] = DEFAULT_EXPIRES_S,
+    names: Annotated[
+        bool, typer.Option("--names", help="Prints each job's name on Kafka, by which it is looked up.")
+    ] = False,
     told: ConnectionOption = None,
     kafka: KafkaOption = None,
     key_file: KeyOption = None,
@@ -129,11 +156,15 @@ def batch_submit(
                 if submission.counts.broken <= SHOWN_BROKEN:
                     err.print(f"[yellow]line {broken.line}:[/yellow] {escape(broken.message)}")
 
+            jobs = jobs_of(bounded_lines(lines), run)
             counts = submission.run(
-                jobs_of(bounded_lines(lines), run), done.__contains__, note,
+                _named(jobs) if names else jobs, done.__contains__, note,
                 lambda: show(_at(lines), f"{submission.counts.sent} jobs"),
             )  # fmt: skip
-    out.print(f"{counts.sent} jobs on {reached.intake}, {counts.skipped} had a result, {counts.broken} lines rejected")
+    say = err if names else out
+    say.print(f"{counts.sent} jobs on {reached.intake}, {counts.skipped} had a result, {counts.broken} lines rejected")
+    if not names:
+        say.print("a job is looked up by its name on Kafka, not by its custom_id: --names prints them")
     if counts.broken:
         raise CommandError(f"{counts.broken} lines are no jobs: {rejected}")
     rejected.unlink()
@@ -163,9 +194,13 @@ def batch_collect(
         # Where nothing of it was kept, how far somebody has read counts for nothing.
         reader = kafka_consumer(reached, jobs.digest, from_beginning=not collection.answered + collection.failed)
         with closing(reader), _bar("collecting", jobs.jobs) as show:
-            complete = collection.run(
-                reader, timeout_s, lambda: show(jobs.jobs - len(jobs.keys), f"{collection.failed} failed")
-            )
+            note = _noting(err.print if not err.is_terminal else lambda _: None)
+
+            def tell() -> None:
+                show(jobs.jobs - len(jobs.keys), f"{collection.failed} failed")
+                note(f"waiting for {len(jobs.keys)} of {jobs.jobs} jobs on {reached.results}")
+
+            complete = collection.run(reader, timeout_s, tell)
     out.print(f"{collection.answered} answers in {output_file(file)}")
     out.print(f"{collection.failed} errors in {errors_file(file)}")
     if jobs.broken:

@@ -21,9 +21,10 @@ from deploy.cli.app import (
 )
 from deploy.local.data_folder import DataFolder
 from deploy.local.plan import tenants_file_of
-from deploy.paths import DEFAULT_DATA
+from deploy.paths import DEFAULT_DATA, data_option
 from deploy.tenants_file import create_api_key, create_producer_key, create_tenant, revoke_key
 from streams.directory import ApiKey, KeyScope, Role, Tenant
+from streams.log.port import LogError
 from streams.provisioning import provision
 from streams.toml_directory import read_tenants
 
@@ -74,6 +75,20 @@ def keys_show(
     print(development_key(DataFolder(data), tenant))
 
 
+def _provision_results(folder: DataFolder, tenant_id: str) -> None:
+    """Where a stack runs. It comes first: a topic without a tenant harms nobody, and the command can be given again."""
+    if (run := run_of(folder)) is None:
+        return
+    settings = settings_of(run)
+    try:
+        provision(settings.kafka, [settings.topics.results(tenant_id)])
+    except (LogError, TimeoutError) as error:
+        raise CommandError(
+            f"no tenant and no key was made: its topic of results needs Kafka ({error}); try again once "
+            f"`sluice status{data_option(folder.path)}` says that all is ready"
+        ) from None
+
+
 @keys_app.command("create")
 def keys_create(
     tenant: Annotated[str, typer.Argument(help="Tenant id.")],
@@ -101,11 +116,8 @@ def keys_create(
         except ValidationError as error:
             wrong = error.errors()[0]
             raise CommandError(f"{wrong['loc'][0]}: {wrong['msg']}") from None
+        _provision_results(folder, tenant)
         create_tenant(_tenants_file(folder), added)
-        run = run_of(folder)
-        if run is not None:
-            settings = settings_of(run)
-            provision(settings.kafka, [settings.topics.results(tenant)])
     if producer is None:
         try:
             print(create_api_key(_tenants_file(folder), tenant, key_id, role=role, scopes=scope or ()))

@@ -57,7 +57,7 @@ def up(
     if detach:
         folder = DataFolder(data)
         _start_detached(folder, ["--detached" if word == "--detach" else word for word in sys.argv[1:]])
-        out.print(banner(status_of(folder), DEFAULT_DATA))
+        out.print(banner(status_of(folder), DEFAULT_DATA, detached=True))
         return
     options = Options(
         engine=None if engine is None else ENGINES[engine], workers=workers, admission=admission, gateways=gateways,

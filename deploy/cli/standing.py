@@ -126,7 +126,9 @@ def _lanes(standing: Standing) -> Table:
 
 
 def _shares(standing: Standing) -> Table:
-    shown = Table("pool", "tenant", "share", "tokens by weight", title="service of the last minute")
+    shown = Table(
+        "pool", "tenant", "part of that", "tokens / weight", title="service of the last minute, divided by weight"
+    )
     for pool in standing.pools:
         own = [share for share in standing.shares if share.pool == pool.pool]
         for share in own[:MAX_SHARES]:

@@ -23,6 +23,7 @@ from deploy.local.gpus import TooFewGpus, shared_out, visible_gpus
 from deploy.local.kafka_broker import KafkaNode, bootstrap_of, cluster, copies_among, is_formatted, run_command
 from deploy.local.ports import free_ports, is_free, owner
 from deploy.paths import ROOT
+from gpu_consumers.worker import FLUSH_S, HEIRS_READ_WITHIN_S
 from streams.directory import Model, Pool
 from streams.gateway.dismissal import DISMISSAL_S
 from streams.settings import CONFIG_VARIABLE, LOOPBACK, Settings, load_settings, reachable
@@ -38,6 +39,8 @@ LAST_OF_ALL = 65_535
 """Of TCP's ports."""
 PROBE_TIMEOUT_S = 1.0
 INFRASTRUCTURE_TIMEOUT_S = 180.0
+WORKER_ENDS_S = 10.0
+"""For leaving its lanes, giving back claims and ending its engine, beside the waits that it bounds itself."""
 PYTHON = (sys.executable, "-P", "-m")
 """Before a module's name. A folder of the same name where it is started is not taken for ours."""
 
@@ -461,7 +464,7 @@ def _python_processes(settings: Settings, options: Options, gateways: list[int],
         name = f"worker-{number}"
         environment = {"SLUICE_WORKER__WORKER_ID": name, "SLUICE_WORKER__POOL": pool.name, **own_devices}
         worker = process(name, Stage.WORKERS, "gpu_consumers", environment)
-        stop_timeout_s = settings.worker.drain_timeout_s + 10
+        stop_timeout_s = settings.worker.drain_timeout_s + HEIRS_READ_WITHIN_S + FLUSH_S + WORKER_ENDS_S
         specs.append(replace(worker, start_timeout_s=settings.worker.start_timeout_s, stop_timeout_s=stop_timeout_s))
     specs += [
         process(f"admission-{index}", Stage.ADMISSION, "agents.admission", one_thread)

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import IO
 
@@ -24,6 +25,7 @@ from deploy.local.plan import ProcessSpec, Stage
 from deploy.local.process_identity import identity
 from deploy.local.supervision import ALIVE, Life, RestartPolicy, State
 from deploy.paths import ROOT
+from streams.entry_point import EXIT_SETTINGS
 
 POLL_S = 0.05
 STARTING_PROBE_S = 0.1
@@ -142,6 +144,8 @@ class SupervisedProcess:
         self._detail = ""
         self._popen: subprocess.Popen[bytes] | None = None
         self._identity = ""
+        self._log_from = 0
+        """Where its log begins to be of the newest start."""
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -227,6 +231,8 @@ class SupervisedProcess:
                     self._detail = ""
                 elif why_not or not self._detail.startswith("not ready after"):
                     self._detail = why_not or f"ended by {_how(exit_code)}"
+                    if exit_code == EXIT_SETTINGS and (why := _Tail(self.log, self._log_from).plain()):
+                        self._detail += f": {why}"
             self._on_change(self.record())
             if life.state is not State.BACKOFF:
                 return
@@ -243,6 +249,7 @@ class SupervisedProcess:
             if self._life.state is not State.STARTING:
                 return 0
             with _log_file(self.log) as log:
+                self._log_from = log.tell()
                 self._popen = popen = subprocess.Popen(  # noqa: S603
                     self.spec.command,
                     cwd=ROOT,
@@ -310,12 +317,18 @@ def _how(exit_code: int) -> str:
 @dataclass(frozen=True)
 class _Tail:
     path: Path
+    begins_at: int = 0
     lines: int = 8
+
+    def plain(self) -> str:
+        """Of what stands at its end the lines that are no log's: a process that refuses its settings says there why."""
+        said = takewhile(lambda line: not line.startswith("{"), reversed(self.text().splitlines()))
+        return "; ".join(reversed([*said]))
 
     def text(self) -> str:
         try:
             with self.path.open("rb") as file:
-                file.seek(max(0, self.path.stat().st_size - 16_384))
+                file.seek(max(self.begins_at, self.path.stat().st_size - 16_384))
                 lines = file.read().decode(errors="replace").splitlines()
         except OSError:
             return ""

@@ -23,7 +23,7 @@ class Asking:
         if work.plan == "claim" and not work.must_take_over and work.phase is not Phase.RUNNING:
             # Nothing of this worker's attempts stands there yet.
             work.generated_end = max(work.request.opened_offset, self._generated_ends.get(work.partition, 0))
-        work.one_has_left = False
+        work.asked_at_ms = now_ms
         most_begun = None if work.most_losses is None else work.most_losses + work.is_counted
         # What is planned as a claim is taken over first, if anybody had it, also this worker.
         held_as = "" if work.plan == "claim" else work.claimed_as

@@ -112,7 +112,7 @@ class Attempts:
     def leave(self, work: Work) -> None:
         """Its last source was revoked. Unstarted work is forgotten, started work goes on. What waits for an engine that
         is away, or that takes nothing more, is given back: its next reader has one, or waits as well. What waits for a
-        lease is asked for once more when that ends: until then its next reader may not have come to it.
+        lease is asked for once more when that ends, if it has a slot then: its next reader may not have come to it yet.
         """
         if self._slots.is_looked_up(work.response_id) or (work.is_behind_lease and not self.is_draining):
             return
@@ -188,11 +188,14 @@ class Attempts:
     def look_up(self, now_ms: int) -> None:
         """Asks, of what found no slot, whether somebody has begun it. A worker that drains: of what it owes alone."""
         for work in self._slots.take_unlooked(now_ms):
-            if self.is_draining and not work.is_owed:
-                continue
-            look = self.asking.ask(work, self._mint(), "take" if work.must_take_over else "look", now_ms)
-            self._slots.look_asked(look)
-            self._effects.append(look)
+            if not work.is_own and work.lease_ends_ms > now_ms:
+                self._wait(work, "claim", work.lease_ends_ms, behind_lease=True)
+            elif not work.is_own:
+                self._give_back(work)  # to its reader, who may have a slot for it
+            elif work.is_owed or not self.is_draining:
+                look = self.asking.ask(work, self._mint(), "take" if work.must_take_over else "look", now_ms)
+                self._slots.look_asked(look)
+                self._effects.append(look)
 
     def queue(self, work: Work, now_ms: int, *, front: bool = False) -> None:
         if work.cancelled:
@@ -220,11 +223,14 @@ class Attempts:
         """The answer to `AskClaim`; None when the store did not answer."""
         work = self._works.of_move(response_id, move)
         look = self._slots.take_look(response_id, attempt_id)
-        if look is not None:
-            self._looked_up(work, look, claim, now_ms)
-        elif work is None:
+        if work is None:
             if claim is not None and claim.state in ("fresh", "expired"):
-                self._effects.append(effects.ReleaseClaim(response_id, attempt_id, claim.counted, move))
+                # Does nothing where it is not ours, as what was looked up need not be.
+                is_counted = claim.counted and look is None
+                self._effects.append(effects.ReleaseClaim(response_id, attempt_id, is_counted, move))
+        elif look is not None:
+            if work.waits_for_claim:  # else it found a slot, or ended, before the answer came: that is what decides
+                self._looked_up(work, look, claim, now_ms)
         elif work.phase is Phase.CLAIMING and work.attempt_id == attempt_id:
             self._begin(work, claim, now_ms)
         elif work.phase is Phase.RUNNING and attempt_id in (work.attempt_id, work.claimed_as):
@@ -281,15 +287,8 @@ class Attempts:
     def _fail_lost(self, work: Work, now_ms: int) -> None:
         self.end(work, EndingCode.ENGINE_FAILED, now_ms, message=LOST.format(losses=work.losses))
 
-    def _looked_up(self, work: Work | None, look: effects.AskClaim, claim: Claim | None, now_ms: int) -> None:
-        if work is None:
-            if claim is not None and claim.state in ("fresh", "expired"):
-                # Does nothing where it is not ours.
-                self._effects.append(effects.ReleaseClaim(look.response_id, look.attempt_id, move=look.move))
-        elif not work.waits_for_claim:
-            # It found a slot, or ended, before the answer came: that is what decides.
-            return
-        elif claim is None or (claim.state == "fresh" and look.purpose == "look"):
+    def _looked_up(self, work: Work, look: effects.AskClaim, claim: Claim | None, now_ms: int) -> None:
+        if claim is None or (claim.state == "fresh" and look.purpose == "look"):
             work.is_known_free = claim is not None
             if not work.is_own:
                 self.forget(work)
@@ -305,8 +304,8 @@ class Attempts:
         elif claim.state == "finished":
             self._done(work, now_ms)
         elif claim.state == "leased":
-            if work.is_own:
-                self._wait(work, "claim", self.waits.until_ms(work, claim, now_ms), behind_lease=True)
+            if work.is_own or work.lease_ends_ms > now_ms:
+                self._wait(work, "claim", now_ms + max(claim.retry_in_ms, 1), behind_lease=True)
             else:
                 self.forget(work)
         else:

@@ -57,7 +57,7 @@ class GivingAway:
         """Often; it looks once a second."""
         if now_ms < self._rests_until_ms or not self._spilling.due(now_ms):
             return
-        waiting = {lane: queue.waiting for lane, queue in self._slots.queues().items()}
+        waiting = {lane: queue.waiting for lane, queue in self._slots.queues(now_ms).items()}
         for spill in self._spilling.plan(waiting, self._candidates, self._lanes.owned(), now_ms):
             self._give(spill, now_ms)
 

@@ -49,9 +49,9 @@ class PoolShares:
         self._former = None
         return None if former is None else former.ahead_of
 
-    def buried(self, worker_id: str) -> None:
-        """It is told no more."""
-        self._told.pop(worker_id, None)
+    def buried(self, worker_id: str) -> bool:
+        """It is told no more. Returns whether it was: another worker of this pool, that was not buried yet."""
+        return self._told.pop(worker_id, None) is not None
 
     def take_given(self) -> Mapping[Lane, Service]:
         """What others have given since this was taken last."""

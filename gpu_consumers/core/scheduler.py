@@ -187,9 +187,13 @@ class Scheduler:
         if held.total < self._sizes.all:
             if large is not None and self._memory.fits(large, large):
                 return self._give(large, "room", held, now_ms)
+            # What strict order gives by itself is not a floor's doing.
+            by_floor: Why = "order" if held.total < self._sizes.shared else "floor"
             for lane, queue in self._lanes.items():
                 has = held.of_lane[lane]
-                why: Why | None = "floor" if has < queue.floor else None
+                why: Why | None = by_floor if has < queue.floor else None
+                if queue.in_order:
+                    by_floor = "floor"
                 if why is None and not has and queue.starves(now_ms):
                     why = "starving"
                 if why is None or not queue.in_order:

@@ -43,6 +43,7 @@ class Slots:
         max_pauses: int = 0,
     ) -> None:
         self._works = works
+        self._batch = sizes.batch
         self._max_pauses = max_pauses
         self._dimensions = dimensions
         self._memory = memory
@@ -219,9 +220,21 @@ class Slots:
         """Whose answers, as they came; without suspects, as `queues`."""
         return self._scheduler.waiting_in(lane)
 
-    def queues(self) -> dict[Lane, LaneQueue]:
-        """Without suspects: these are few, and wait for an empty engine."""
-        return self._scheduler.queues()
+    def queues(self, now_ms: int) -> dict[Lane, LaneQueue]:
+        """Without suspects: these are few, and wait for an empty engine. What waits in the engine for a place in its
+        batch waits still: who comes next waits for it as well.
+        """
+        queues, oldest_ms = self._scheduler.queues(), self.oldest_waiting_ms(now_ms)
+        for work in self._works.behind_batch(self._batch):
+            lane = work.request.lane
+            queue, item = queues[lane], self._item(work, now_ms)
+            oldest_ms[lane] = max(oldest_ms[lane], item.queued_before_ms)
+            queues[lane] = LaneQueue(
+                waiting=queue.waiting + 1, left=max(queue.left - 1, 0),
+                left_tokens=max(queue.left_tokens - item.tokens, 0),
+                spilled=queue.spilled, spilled_tokens=queue.spilled_tokens,
+            )  # fmt: skip
+        return {lane: queue.model_copy(update={"oldest_ms": oldest_ms[lane]}) for lane, queue in queues.items()}
 
     def oldest_waiting_ms(self, now_ms: int) -> dict[Lane, int]:
         suspects = self._suspects.oldest_waiting_ms(now_ms)

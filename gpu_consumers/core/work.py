@@ -93,11 +93,11 @@ class Work:
     """What is known of its partition of `generated` before any attempt of this worker: it reaches so far."""
     reads_from: int = 0
     queued_first_ms: int | None = None
-    one_has_left: bool = False
-    """Since the claims were asked about it a worker has left."""
+    asked_at_ms: int = 0
+    """When the claims were asked about it last."""
     retry_at_ms: int = 0
-    behind_lease: bool = False
-    """What it waits for, if it does, is another worker's lease."""
+    lease_ends_ms: int = 0
+    """That of another worker which it waits for, or did, as far as it was told; 0: it waits for something else."""
     submitted_at_ms: int = 0
     first_token_at_ms: int = 0
     last_token_at_ms: int = 0
@@ -157,12 +157,17 @@ class Work:
 
     @property
     def is_behind_lease(self) -> bool:
-        return self.phase is Phase.WAITING and self.behind_lease
+        return self.phase is Phase.WAITING and self.lease_ends_ms > 0
 
     @property
     def has_said_nothing(self) -> bool:
         """Nothing of the current attempt was published, neither a token nor the end of a choice."""
         return self.next_sequence == self._first_sequence and self.open_choices == self._choices
+
+    @property
+    def engine_priority(self) -> int:
+        """The engine begins the lowest first, of equals who came first."""
+        return 0 if self.on_floor else _PRIORITY[self.request.lane]
 
     def engine_request(self) -> EngineRequest:
         request = self.request
@@ -171,7 +176,7 @@ class Work:
             self.prompt.tolist(),
             request.sampling,
             request.max_tokens,
-            0 if self.on_floor else _PRIORITY[request.lane],
+            self.engine_priority,
             request.scope.tenant_id,
             request.tools,
             request.tool_choice,
@@ -277,6 +282,21 @@ class Works:
         if work.is_silent:
             work.is_silent = False
             self.held.silent[work.request.lane] -= 1
+
+    def behind_batch(self, batch: int) -> list[Work]:
+        """What was given to the engine and waits there, as its batch has so many places; last who is begun first."""
+        beyond = sum(self._in_slots.values()) - batch
+        if beyond <= 0:
+            return []
+        silent = [work for each in self._in_slots if (work := self.by_response[each]).is_silent]
+        found: list[Work] = []
+        for work in sorted(silent, key=lambda work: work.engine_priority)[::-1]:
+            slots = self._in_slots[work.response_id]
+            if beyond < slots:
+                break
+            beyond -= slots
+            found.append(work)
+        return found
 
     def has_grown(self, work: Work) -> None:
         """It has more tokens than it was taken to come to."""

@@ -175,8 +175,8 @@ class WorkerCore:
     def buried(self, worker_id: str, now_ms: int) -> None:
         """It has left, or was lost."""
         self._giving_away.buried(worker_id)
-        self._shares.buried(worker_id)
-        self._attempts.waits.worker_left(now_ms)
+        if self._shares.buried(worker_id):
+            self._attempts.waits.worker_left(now_ms)
 
     def _queue_again(self, work: Work, now_ms: int) -> None:
         self._attempts.queue(work, now_ms, front=True)
@@ -340,16 +340,15 @@ class WorkerCore:
         return self._circuit.failing()
 
     def _queues(self, now_ms: int) -> dict[Lane, LaneQueue]:
-        oldest_ms, told = self._slots.oldest_waiting_ms(now_ms), self._emission
+        told = self._emission
         return {
             lane: queue.model_copy(
                 update={
-                    "oldest_ms": oldest_ms[lane],
                     "first_tokens": told.first_tokens[lane],
                     "late_first_tokens": told.late_first_tokens[lane],
                 }
             )
-            for lane, queue in self._slots.queues().items()
+            for lane, queue in self._slots.queues(now_ms).items()
         }
 
     @property

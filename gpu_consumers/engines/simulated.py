@@ -19,8 +19,6 @@ from math import ceil
 from time import monotonic
 from typing import Final
 
-from pydantic import BaseModel, ConfigDict, Field
-
 from gpu_consumers.engines.port import (
     Accepted,
     EngineDelta,
@@ -38,46 +36,9 @@ from gpu_consumers.engines.simulated_speech import EndsWithResult, Speech
 from gpu_consumers.engines.simulated_text import EOS_TOKEN_ID, Rules, StopStrings, Vocabulary
 from gpu_consumers.parsing.port import ParserNames
 from schemas.request import Sampling
+from streams.engine_args import SimulatedEngineSettings
 
 _MAX_OVERDUE_STEPS: Final = 16
-
-
-class SimulatedEngineSettings(BaseModel):
-    """A pool's `engine_args` for the simulated engine."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    seed: int = 0
-    start_ms: float = Field(default=0.0, ge=0, description="Every start of the engine, as if it loaded weights.")
-    ttft_ms: float = Field(default=20.0, ge=0, description="First token of an empty prompt.")
-    prompt_token_us: float = Field(
-        default=50.0, ge=0, description="Added to the first token per uncached prompt token."
-    )
-    inter_token_ms: float = Field(default=18.0, gt=0)
-    step_ms: float = Field(default=4.5, gt=0, description="Tokens after the first leave in steps of this grid.")
-    max_running: int = Field(default=1_024, ge=1)
-    tensor_parallel_size: int = Field(
-        default=1, ge=1, le=16, description="Ranks: processes that all take part in each step. 1: there are none."
-    )
-    block_tokens: int = Field(default=16, ge=1)
-    kv_blocks: int = Field(default=65_536, ge=1)
-    prefix_cache: bool = True
-    prompts_in_turn: bool = Field(
-        default=False, description="Prompts are computed one after another, as by one device, and not all at once."
-    )
-    min_output_tokens: int = Field(default=120, ge=1, description="Answers end by themselves between these lengths.")
-    max_output_tokens: int = Field(default=480, ge=1)
-    script: str = Field(default="", max_length=100_000, description="Said instead of the built-in text, then repeated.")
-    tool_calls: int = Field(default=1, ge=1, le=128, description="Tools called by an answer that may call several.")
-    script_share: float = Field(default=1.0, ge=0, le=1, description="Share of the prompts answered by the script.")
-    die_after_tokens: int = Field(default=0, ge=0, description="0: never. Counted from each start.")
-    max_deaths: int = Field(default=1, ge=0)
-    hang_after_tokens: int = Field(
-        default=0, ge=0, description="0: never. As often as `max_deaths`; says nothing of it."
-    )
-    refuse_every: int = Field(default=0, ge=0, description="Every n-th request ends with an error. 0: none.")
-    stall_after_tokens: int = Field(default=0, ge=0, description="0: never. Then nothing moves for `stall_ms`, once.")
-    stall_ms: float = Field(default=0.0, ge=0)
 
 
 @dataclass(slots=True, eq=False)

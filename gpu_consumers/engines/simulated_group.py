@@ -1,10 +1,11 @@
 """The simulated engine as a tensor-parallel one: a step is made when all of its ranks have made it."""
 
 from gpu_consumers.engines.port import EngineDied, OnDied, OnStep
-from gpu_consumers.engines.simulated import SimulatedEngine, SimulatedEngineSettings
+from gpu_consumers.engines.simulated import SimulatedEngine
 from gpu_consumers.engines.simulated_ranks import RankGroup
 from gpu_consumers.engines.simulated_speech import EndsWithResult
 from gpu_consumers.parsing.port import ParserNames
+from streams.engine_args import SimulatedEngineSettings
 
 
 class SimulatedGroupEngine(SimulatedEngine):

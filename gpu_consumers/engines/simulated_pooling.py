@@ -13,24 +13,12 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Final
 
-from pydantic import BaseModel, ConfigDict, Field
-
 from gpu_consumers.engines.port import EngineDelta, EngineDied, EngineRequest, EngineStats, OnDied, OnStep
 from gpu_consumers.engines.vectors import NO_TEXT, Vectors, next_step
+from streams.engine_args import SimulatedPoolingSettings
 
 STEP_TOKENS: Final = 2_048
 """In one step there are no more, unless one input has them."""
-
-
-class SimulatedPoolingSettings(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    max_running: int = Field(default=64, ge=1, description="Inputs in one step.")
-    start_ms: float = Field(default=0, ge=0)
-    step_ms: float = Field(default=2, ge=0, description="Of one step, whatever is in it.")
-    prompt_token_us: float = Field(default=1, ge=0, description="Of each token in a step.")
-    seed: int = 0
-    die_after_inputs: int = Field(default=0, ge=0, description="0: never. At its first start only.")
 
 
 @dataclass(order=True, slots=True)

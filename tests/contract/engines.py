@@ -11,9 +11,9 @@ from time import monotonic
 import pytest
 
 from gpu_consumers.engines.port import Accepted, Engine, EngineDelta, EngineDied, EngineRequest
-from gpu_consumers.engines.simulated import SimulatedEngineSettings
 from schemas.generated import StoppedBy
 from schemas.request import Sampling
+from streams.engine_args import SimulatedEngineSettings
 
 MODEL = Path(__file__).parents[2] / "models" / "sluice-tiny"
 SIMULATED = SimulatedEngineSettings(ttft_ms=2, prompt_token_us=0, inter_token_ms=2, step_ms=1, max_running=16)

@@ -11,10 +11,11 @@ import pytest
 import pytest_asyncio
 
 from gpu_consumers.engines.port import Engine, EngineDelta, EngineDied, EngineRequest
-from gpu_consumers.engines.simulated_pooling import SimulatedPoolingEngine, SimulatedPoolingSettings
+from gpu_consumers.engines.simulated_pooling import SimulatedPoolingEngine
 from gpu_consumers.engines.vectors import MAX_STEP_CHARS
 from gpu_consumers.engines.vllm_pooling import VllmPoolingEngine
 from schemas.request import Sampling
+from streams.engine_args import SimulatedPoolingSettings
 from tests.contract.engines import MODEL, VLLM_MARKS, Client
 
 EMBEDS = MODEL.with_name("sluice-embed")

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpu_consumers.engines.port import EngineRequest
-from gpu_consumers.engines.simulated import SimulatedCore, SimulatedEngineSettings
+from gpu_consumers.engines.simulated import SimulatedCore
 from gpu_consumers.parsing.port import ParserNames
 from schemas.request import AdmittedRequest
+from streams.engine_args import SimulatedEngineSettings
 
 
 class Alone:

@@ -273,7 +273,7 @@ region = "{region}"
 [kafka]
 bootstrap = "{bootstrap}"
 session_timeout_ms = 1000
-partitions = {{ lane = 2, generated = 2, control = 1 }}
+partitions = {{ lane = 2, generated = 2 }}
 [redis]
 url = "{redis}"
 [worker]

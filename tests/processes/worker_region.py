@@ -12,7 +12,6 @@ from prometheus_client import CollectorRegistry
 from gpu_consumers.core.config import CoreConfig
 from gpu_consumers.core.membership import LISTEN_MS
 from gpu_consumers.core.worker_core import WorkerCore
-from gpu_consumers.engines.simulated import SimulatedEngineSettings
 from gpu_consumers.engines.simulated_group import simulated_engine
 from gpu_consumers.metrics import WorkerMetrics
 from gpu_consumers.shell.redis_claims import RedisClaims
@@ -23,6 +22,7 @@ from schemas.endings import EndingCode
 from schemas.generated import GENERATED, Ending, Fence, Frame, Opened
 from schemas.request import LANES, AdmittedRequest, Lane, ReplyTo, Sampling
 from streams.accepted_prefix import AcceptedPrefix, fold_frame
+from streams.engine_args import SimulatedEngineSettings
 from streams.ids import mint_attempt_id
 from streams.log.consumer_thread import ConsumerThread
 from streams.log.kafka import KafkaConsumer, KafkaProducer

@@ -7,8 +7,9 @@ import orjson
 from starlette.requests import Request
 
 from benchmarks.thin_server import ThinServer
-from gpu_consumers.engines.simulated import SimulatedEngine, SimulatedEngineSettings
+from gpu_consumers.engines.simulated import SimulatedEngine
 from streams.chat_tokenizer import ChatTokenizer
+from streams.engine_args import SimulatedEngineSettings
 
 MODEL_PATH = Path(__file__).parents[3] / "models" / "sluice-tiny"
 

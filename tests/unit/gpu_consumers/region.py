@@ -10,7 +10,7 @@ from typing import Any, Literal
 from gpu_consumers.core.claims import ClaimTable
 from gpu_consumers.core.config import CoreConfig
 from gpu_consumers.engines.port import EngineDelta, EngineRequest
-from gpu_consumers.engines.simulated import SimulatedCore, SimulatedEngineSettings
+from gpu_consumers.engines.simulated import SimulatedCore
 from schemas.base import Scope
 from schemas.control import AttemptVoid, Cancel, Halt
 from schemas.endings import EndingCode
@@ -18,6 +18,7 @@ from schemas.generated import GENERATED, Ending, Fence, FinishReason, Frame, Ope
 from schemas.request import AdmittedRequest, Lane, ReplyTo, Sampling
 from schemas.usage import USAGE, ComputeRecord
 from streams.accepted_prefix import AcceptedPrefix
+from streams.engine_args import SimulatedEngineSettings
 from streams.log.memory import MemoryLog
 from streams.topics import Partitions, Topics
 from tests.unit.gpu_consumers.engines.simulated_runs import run

@@ -54,6 +54,3 @@ def test_a_model_that_embeds_has_an_engine_of_its_own_kind() -> None:
     embeds = model().model_copy(update={"embedding": Embedding(dimensions=128)})
     assert isinstance(make_engine(Pool(name="p", engine="simulated"), embeds), SimulatedPoolingEngine)
     assert isinstance(make_engine(Pool(name="p", engine="vllm"), embeds), VllmPoolingEngine)
-    chatting = Pool(name="p", engine="simulated", engine_args={"inter_token_ms": 5})
-    with pytest.raises(SettingsError, match=r"pools.p.engine_args.inter_token_ms"):
-        make_engine(chatting, embeds)

@@ -123,6 +123,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert self.starves(lane)
             case "floor":
                 assert held.of_lane[lane] < self.floors[lane]
+                waits_above = any(LANES.index(each.lane) < LANES.index(lane) for each in self.model)
+                assert waits_above or held.total >= sizes.shared, "order would have given it"
             case "pause":
                 assert self.sizes.headroom
                 assert POLICIES.of(lane).waits_for_first_tokens
@@ -131,7 +133,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert held.of_tenant(lane, given.item.tenant_id) < max(sizes.batch // LARGE, 1)
                 assert sizes.shared <= held.total < sizes.all
             case "order":
-                assert not any(self.starves(each) for each in LANES) or is_crowd
+                is_below_floor = held.of_lane[lane] < self.floors[lane]
+                assert not any(self.starves(each) for each in LANES) or is_crowd or is_below_floor
                 assert held.total < sizes.shared or is_crowd
                 assert self.taken(lane) < sizes.shared, "a crowd makes no more room than there is"
         if given.why in ("headroom", "order", "pause"):
@@ -259,6 +262,17 @@ def test_each_lane_has_its_floor_beside_a_flood_of_those_above_it() -> None:
     held = engine.held
     assert (held.of_lane[Lane.STANDARD], held.of_lane[Lane.BATCH], held.total) == (6, 6, 61)
     assert all(given.on_floor for given in engine.running if given.item.lane is not Lane.INTERACTIVE)
+
+
+def test_what_a_lane_would_have_had_anyway_is_not_counted_as_its_floors() -> None:
+    engine = Engine(Scheduler(Sizes(20, 2)))
+    engine.add(Lane.STANDARD, 5)
+    assert [given.why for given in engine.fill()] == ["order"] * 5
+    engine.add(Lane.INTERACTIVE, 50)
+    engine.add(Lane.BATCH, 50)
+    given = engine.fill()
+    assert [each.why for each in given if each.item.lane is Lane.BATCH] == ["floor"] * 2
+    assert {each.why for each in given if each.item.lane is Lane.INTERACTIVE} == {"order"}
 
 
 def test_a_floor_without_work_is_for_the_others() -> None:

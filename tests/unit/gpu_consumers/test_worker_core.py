@@ -10,11 +10,12 @@ from schemas.base import Scope
 from schemas.control import Halt
 from schemas.dead_letter import DeadLetter
 from schemas.endings import EndingCode
-from schemas.generated import Ending
+from schemas.generated import Ending, QueueAhead
 from schemas.request import LANES, Lane, ReplyTo
-from schemas.worker import LaneQueue
+from schemas.worker import LaneQueue, WorkerState
 from streams.brownout import BrownoutPolicy
 from streams.log.port import TopicPartition
+from streams.queue_place import place_now
 from tests.unit.gpu_consumers.fleet import CONFIG, LEASE_MS, NOW_MS, SCOPE, TOPICS, Fleet, check
 
 
@@ -243,6 +244,37 @@ def test_the_heartbeat_says_what_waits_and_what_is_consumed() -> None:
     assert state.queues[Lane.BATCH] == LaneQueue()
     assert worker.core.state("ready", EngineStats(), 0.0, True, 10**14).counts_since_ms == state.counts_since_ms > 0
     assert state.lane_partitions == {lane: [0, 1] for lane in LANES}
+
+
+def test_what_waits_in_the_engine_for_its_batch_has_not_left_its_lane() -> None:
+    """Else who comes next would be told that it is next, and waits for eight."""
+    fleet = Fleet("a", max_running=2, config=replace(CONFIG, healthy_buffer=8))
+    [worker] = fleet.all
+    for _ in range(14):
+        fleet.region.request(max_tokens=20)
+
+    def told() -> WorkerState:
+        assert worker.engine is not None
+        return worker.core.state("ready", worker.engine.stats(), 50.0, True, fleet.region.now_ms)
+
+    fleet.run(200)
+    first = told()
+    standard = first.queues[Lane.STANDARD]
+    assert worker.core.waiting()[Lane.STANDARD] == 4, "ten have a slot, and two of them are in the batch"
+    assert (standard.waiting, standard.left, standard.left_tokens) == (12, 2, 2 * 24)
+    assert standard.oldest_ms >= 100
+    newcomer = fleet.region.request(max_tokens=20)
+    queued = QueueAhead(worker_id="a", before=12, wait_ms=None, left=2, counts_since_ms=first.counts_since_ms)
+    befores = [12]
+    fleet.run(20)
+    while not fleet.region.prefixes[newcomer].accepted_tokens:
+        fleet.run(20)
+        place = place_now(queued, Lane.STANDARD, told(), None)
+        assert place is not None
+        befores.append(place.before)
+    assert befores == sorted(befores, reverse=True)
+    assert set(befores) >= {12, 10, 8, 6, 4, 2, 0}, "as the batch takes them"
+    assert befores.count(0) <= befores.count(4) + 5, "who hears that it is next is: no more than one turn passes"
 
 
 def test_the_heartbeat_says_how_many_first_tokens_were_late() -> None:

@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from gpu_consumers.engines.port import EngineRequest
-from gpu_consumers.engines.simulated import SimulatedCore, SimulatedEngineSettings
+from gpu_consumers.engines.simulated import SimulatedCore
 from schemas.base import Scope
 from schemas.request import AdmittedRequest, Lane, ReplyTo, Sampling
+from streams.engine_args import SimulatedEngineSettings
 from tests.history.__main__ import main
 from tests.history.kept import History as Kept
 from tests.history.saw import Held

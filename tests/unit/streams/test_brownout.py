@@ -20,19 +20,21 @@ from streams.brownout import (
     degraded,
     read,
 )
+from streams.drain import WINDOW_MS
 
 NOW = 1_790_000_000_000
 POLICY = BrownoutPolicy.model_validate({"up_after_s": 10, "down_after_s": 40, "standard": {"queue_age_ms": 10_000}})
+LONG_READY_MS = 10**9
 TIERS = ("free", "paid", "premium")
 
 
 def pressure(lane: Lane = Lane.STANDARD, **figures: int) -> Pressure:
-    return read({lane: LaneSample(**figures)}, POLICY).pressure
+    return read({lane: LaneSample(**figures)}, POLICY, LONG_READY_MS).pressure
 
 
 def test_nothing_is_missed_where_nothing_waits() -> None:
-    assert read({}, POLICY) == ("met", "")
-    assert read({lane: LaneSample(0, 0, 10_000, 0) for lane in Lane}, DEFAULT_POLICY).pressure == "met"
+    assert read({}, POLICY, LONG_READY_MS) == ("met", "")
+    assert read({lane: LaneSample(0, 0, 10_000, 0) for lane in Lane}, DEFAULT_POLICY, LONG_READY_MS).pressure == "met"
 
 
 def test_a_queue_is_too_long_where_the_oldest_has_waited_and_the_next_would() -> None:
@@ -51,9 +53,22 @@ def test_first_tokens_are_late_where_many_are() -> None:
     assert pressure(first_tokens=FEWEST_FIRST_TOKENS - 1, late=FEWEST_FIRST_TOKENS - 1) == "met", "too few to say"
 
 
+def test_what_was_waited_for_the_first_worker_is_no_overload() -> None:
+    """Neither while it comes up, nor right after: only what it has had time for counts."""
+    old, late = {Lane.STANDARD: LaneSample(oldest_ms=10**6)}, {Lane.STANDARD: LaneSample(first_tokens=50, late=50)}
+    age_ms = POLICY.standard.queue_age_ms
+    assert [read(old, POLICY, ready_for_ms=ms).pressure for ms in (0, age_ms, age_ms + 1)] == [
+        "between", "between", "missed",
+    ]  # fmt: skip
+    first_ms = POLICY.standard.first_token_ms
+    assert [read(late, POLICY, ready_for_ms=ms).pressure for ms in (0, first_ms, first_ms + WINDOW_MS)] == [
+        "between", "between", "missed",
+    ]  # fmt: skip
+
+
 def test_the_reason_names_the_lane_and_both_figures() -> None:
-    waits = read({Lane.STANDARD: LaneSample(oldest_ms=12_000)}, POLICY)
-    late = read({Lane.INTERACTIVE: LaneSample(first_tokens=40, late=20)}, POLICY)
+    waits = read({Lane.STANDARD: LaneSample(oldest_ms=12_000)}, POLICY, LONG_READY_MS)
+    late = read({Lane.INTERACTIVE: LaneSample(first_tokens=40, late=20)}, POLICY, LONG_READY_MS)
     assert waits.why == "standard: a wait of 12000 ms, target 10000"
     assert late.why == "interactive: 50% of first tokens after 10000 ms, target 20%"
 

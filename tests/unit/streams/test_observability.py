@@ -1,8 +1,11 @@
 """What a process logs while the brokers are away: enough to see it, and no flood."""
 
+import ast
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 from streams.seldom import MAX_KINDS, REPEAT_S, Seldom
@@ -74,3 +77,30 @@ def test_kinds_without_end_take_no_memory_without_end() -> None:
         assert seldom.left_out(str(number)) == 0
         assert seldom.left_out(str(number)) is None
     assert len(seldom._said_at_s) == len(seldom._left_out) == MAX_KINDS
+
+
+ROOT = Path(__file__).parents[3]
+METHODS = {"debug", "info", "warning", "error", "exception", "critical", "bind", "bind_contextvars"}
+OURS_ALREADY = {"event", "level", "timestamp", "logger", "process", "left_out", "exception"}
+"""Fields of every line, or of some: what a call names so is overwritten, or overwrites it."""
+
+
+def test_no_line_names_a_field_that_every_line_has() -> None:
+    packages = ("streams", "agents", "gpu_consumers", "billing_jobs", "deploy")
+    calls = [
+        (path, call)
+        for package in packages
+        for path in sorted((ROOT / package).rglob("*.py"))
+        if "get_logger" in (text := path.read_text())
+        for call in ast.walk(ast.parse(text))
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in METHODS
+        if re.search(r"\b_?log(ger)?$|get_logger\(\)$|contextvars$", ast.unparse(call.func.value))
+    ]
+    assert len(calls) > 50
+    wrong = [
+        f"{path.relative_to(ROOT)}:{call.lineno} {field.arg}"
+        for path, call in calls
+        for field in call.keywords
+        if field.arg in OURS_ALREADY
+    ]
+    assert wrong == []

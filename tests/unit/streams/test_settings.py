@@ -117,3 +117,22 @@ def test_what_other_variables_say_is_loaded_without_touching_those_of_the_proces
         )
     assert ports == list(range(1, 200))
     assert dict(os.environ) == before
+
+
+def test_wrong_arguments_of_simulated_engines_are_named_before_anything_starts(tmp_path: Path) -> None:
+    """Each in a line of its own, by pool; what an engine of vectors does not know is none of its arguments."""
+    config = tmp_path / "sluice.toml"
+    config.write_text(
+        CONFIG.replace(
+            'engine = "simulated"', 'engine = "simulated"\nengine_args = { min_outptu_tokens = 3, step_ms = 0 }'
+        )
+        + OTHER.replace("pool='default'", "pool='vectors'\nembedding={dimensions=8}")
+        + "[[pools]]\nname='vectors'\nengine='simulated'\nengine_args={inter_token_ms=5, prompt_token_us=2}\n"
+    )
+    with pytest.raises(SettingsError) as refused:
+        load_settings({"SLUICE_CONFIG": str(config)})
+    assert str(refused.value).splitlines() == [
+        "settings: pools.default.engine_args.step_ms: Input should be greater than 0",
+        "settings: pools.default.engine_args.min_outptu_tokens: Extra inputs are not permitted",
+        "settings: pools.vectors.engine_args.inter_token_ms: Extra inputs are not permitted",
+    ]

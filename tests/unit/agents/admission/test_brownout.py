@@ -7,6 +7,7 @@ import pytest
 
 from agents.admission import metrics
 from agents.admission.brownout import Brownouts, Decider
+from agents.admission.publisher import PublishFailed
 from agents.admission.recovery import Rebuild
 from agents.admission.stages import FUSED, STAGES, Stage
 from schemas.brownout import Brownout, PoolLevel
@@ -156,6 +157,44 @@ async def test_it_goes_by_the_pool_that_has_room(
     assert (opened.pool, opened.max_tokens) == ("other", max_tokens)
 
 
+async def test_who_was_given_less_is_counted_where_it_goes(two_pools: World) -> None:
+    def counted(pool: str) -> float:
+        return float(metrics.BROWNED_OUT.labels(pool, 1)._value.get())
+
+    at_level(two_pools, 0).take(said(1, "other"))
+    before = counted("default"), counted("other")
+    await two_pools.pipeline.handle_request(two_pools.record(asking(two_pools)))
+    [(_, opened)] = two_pools.log.of(Opened, "local.generated")
+    assert (opened.pool, opened.brownout) == ("other", Brownout(level=1, max_tokens=8))
+    assert (counted("default"), counted("other")) == (before[0], before[1] + 1)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("writes_before_the_crash", [0, 1, 2])
+async def test_it_goes_by_the_pool_that_takes_it_in_the_end(
+    two_pools: World, first: int, writes_before_the_crash: int
+) -> None:
+    """The one that had room when quota reserved for it has filled up since; what is decided is replayed."""
+    two_pools.beat(lease_ms=3_600_000)
+    levels = at_level(two_pools, first)
+    levels.take(said(3, "other"))
+    await two_pools.pipeline.handle_request(two_pools.record(asking(two_pools)), STAGES[:1])
+    await two_pools.pipeline.handle_admission(two_pools.log.records[-1], STAGES[1:2])
+    two_pools.beat(queued_tokens=10**6, lease_ms=3_600_000)
+    reserved, two_pools.log.fail_after = two_pools.log.records[-1], writes_before_the_crash
+    with pytest.raises(PublishFailed):
+        await two_pools.pipeline.handle_admission(reserved, STAGES[2:])
+    two_pools.log.fail_after = None
+    levels.take(said(0, "other"))
+    await two_pools.pipeline.handle_admission(reserved, STAGES[2:])
+    opened = [each for _, each in two_pools.log.of(Opened, "local.generated")]
+    assert {(each.pool, each.max_tokens, each.brownout) for each in opened} == {
+        ("other", 8, Brownout(level=3, max_tokens=8))
+    }
+    work = two_pools.log.of(AdmittedRequest, "local.inference.other.standard")
+    assert {each.max_tokens for _, each in work} == {8}
+
+
 async def test_jobs_go_to_a_pool_that_takes_some(two_pools: World) -> None:
     """Also where the one that takes none has room for them."""
     two_pools.beat(lease_ms=3_600_000)
@@ -231,10 +270,11 @@ def decided(decider: Decider, levels: Brownouts, seconds: int, first_s: int = 0,
 def test_a_level_is_written_when_it_changes_and_says_why() -> None:
     levels = Brownouts(POLICY)
     decider = Decider(POLICY, ["default", "other"], levels)
-    [change] = decided(decider, levels, 15, **LONG)
-    assert (change.pool, change.level, change.since_ms) == ("default", 1, NOW + 10_000)
+    assert decided(decider, levels, 100) == []
+    [change] = decided(decider, levels, 15, first_s=100, **LONG)
+    assert (change.pool, change.level, change.since_ms) == ("default", 1, NOW + 110_000)
     assert change.why == "standard: a wait of 1000000 ms, target 60000"
-    [back] = decided(decider, levels, 50, first_s=15)
+    [back] = decided(decider, levels, 50, first_s=115)
     assert (back.level, back.why) == (0, "targets are met")
 
 
@@ -242,9 +282,9 @@ def test_whoever_decides_next_goes_on_from_what_stands() -> None:
     levels = Brownouts(POLICY)
     levels.take(said(2))
     decider = Decider(POLICY, ["default"], levels)
-    assert [change.level for change in decided(decider, levels, 12, **LONG)] == [3]
+    assert [change.level for change in decided(decider, levels, 72, **LONG)] == [3]
     decider.rest()
-    assert decided(decider, levels, 35, first_s=12) == [], "it has just begun to look"
+    assert decided(decider, levels, 35, first_s=72) == [], "it has just begun to look"
 
 
 def test_a_pool_of_which_nobody_says_anything_stays_where_it_is() -> None:
@@ -252,6 +292,23 @@ def test_a_pool_of_which_nobody_says_anything_stays_where_it_is() -> None:
     levels.take(said(2))
     decider = Decider(POLICY, ["default"], levels)
     assert [decider.changes({"default": None}, NOW + second * 1_000) for second in range(300)] == [[]] * 300
+
+
+def test_a_request_that_waits_for_the_only_worker_raises_no_level(world: World) -> None:
+    """Two minutes it loads its model, and then it answers what has come meanwhile, all of it late."""
+    levels = Brownouts(POLICY)
+    decider = Decider(POLICY, ["default"], levels)
+    changes = []
+    for second in range(180):
+        world.now_ms = NOW + second * 1_000
+        is_ready = second >= 120
+        queue = {"waiting": 1, "oldest_ms": second * 1_000} if second < 130 else {"left": 40}
+        queue |= {"first_tokens": 40, "late_first_tokens": 40} if second >= 130 else {}
+        world.beat(state="ready" if is_ready else "starting", queues={Lane.STANDARD: queue}, counts_since_ms=1)
+        samples = world.workers.samples("default", world.now_ms)
+        assert (samples is not None) == is_ready
+        changes += decider.changes({"default": samples}, world.now_ms)
+    assert changes == []
 
 
 def test_the_operators_level_holds_whatever_is_measured() -> None:
@@ -272,6 +329,7 @@ def test_what_workers_say_of_their_lanes_is_taken_together(world: World) -> None
             world.beat(worker, queues={Lane.STANDARD: queue}, counts_since_ms=1)
     world.beat("worker-3", pool="other", queues={Lane.STANDARD: {"oldest_ms": 10**6}})
     world.beat("worker-4", lease_ms=1, beat_at_ms=NOW, queues={Lane.STANDARD: {"oldest_ms": 10**6}})
+    world.beat("worker-5", state="starting", queues={Lane.STANDARD: {"oldest_ms": 10**6}})
     samples = world.workers.samples("default", world.now_ms)
     assert samples is not None
     assert samples[Lane.STANDARD] == LaneSample(oldest_ms=9_000, wait_ms=3_500, first_tokens=60, late=12)

@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from agents.admission.app import Binding, bindings, drained
-from agents.admission.gate import LOOK_S
+from agents.admission.gate import CONTROL_READ_WITHIN_S, HOLD_S, LOOK_S
 from agents.admission.in_order import NotBegun
 from agents.admission.pipeline import LATER_PER_SECOND, Handle
 from agents.admission.routing import Load
@@ -205,6 +205,27 @@ async def test_nobody_who_was_read_late_begins_before_it_is_known_what_was_cance
     await reading
     assert late.in_lanes() == ["crowd", "acme", "acme", "acme"]
     assert len(late.world.log.endings) == 3
+
+
+async def test_who_waits_for_what_was_cancelled_to_be_known_counts_as_stalled_after_a_minute() -> None:
+    late = Late()
+    late.world.services.cancels.are_read = False
+    records = late.asked("acme", 3)
+    reading = asyncio.create_task(late.read(records))
+    begin_ms = late.world.now_ms
+
+    async def is_excused_after(seconds: float) -> bool:
+        for _ in range(20_000):
+            await asyncio.sleep(0)
+            if late.world.now_ms - begin_ms >= seconds * 1_000:
+                break
+        return late.excuses.excused(records[0].topic)
+
+    assert await is_excused_after(CONTROL_READ_WITHIN_S - 1)
+    assert not await is_excused_after(CONTROL_READ_WITHIN_S + HOLD_S + 1)
+    late.world.services.cancels.are_read = True
+    await reading
+    assert late.in_lanes() == ["acme"] * 3
 
 
 async def test_a_cancel_ends_what_has_stepped_aside_when_it_comes_round() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 
@@ -73,3 +74,40 @@ def test_jobs_may_come_through_a_pipe(doing: str, file: Path, producer: MemoryPr
     COMMANDS[doing](pipe)
     writer.join()
     assert len(producer.records) == 2
+
+
+def test_a_job_is_told_by_the_name_by_which_it_is_looked_up(
+    tmp_path: Path, producer: MemoryProducer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "jobs.jsonl"
+    file.write_text(
+        '{"custom_id": "a/1", "body": {"model": "default", "messages": [{"role": "user", "content": "Hi"}]}}'
+    )
+    batch.batch_submit(file)
+    assert "--names" in capsys.readouterr().out
+    batch.batch_submit(file, names=True)
+    names = capsys.readouterr().out.split()
+    assert [unquote(name) for name in names] == [record["key"] for record in producer.records[1:]]
+    assert names[0].startswith("a%2F1.")
+
+
+def test_who_waits_for_long_says_what_for() -> None:
+    now_s, said = 0.0, list[str]()
+    note = batch._noting(said.append, lambda: now_s)
+    for now_s in (0.5, 4.0, 6.0, 7.0, 30.0, 65.0, 67.0):
+        note(f"waiting at {now_s:g}")
+    assert said == ["waiting at 6", "waiting at 67"]
+
+
+def test_what_it_waits_for_stands_beside_what_is_collected(
+    file: Path, producer: MemoryProducer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(batch, "FIRST_NOTE_S", 0.0)
+
+    def nothing_comes(_self: Collection, _reader: object, _timeout_s: float, on_progress: Callable[[], None]) -> bool:
+        on_progress()
+        return True
+
+    monkeypatch.setattr(Collection, "run", nothing_comes)
+    batch.batch_collect(file)
+    assert "waiting for 2 of 2 jobs on local.results.acme" in capsys.readouterr().err

@@ -205,3 +205,10 @@ def test_commands_for_another_folder_name_it() -> None:
     shown = banner(STATUS, Path("/srv/sluice/.data"))
     for command in ("sluice chat", "deploy/examples/producer.py", "sluice status"):
         assert f"{command} --data '/home/me/a stack'" in shown
+
+
+def test_what_goes_on_by_itself_is_not_said_to_end_with_the_terminal() -> None:
+    assert "Ctrl-C" in banner(STATUS, Path("/srv/sluice/.data"))
+    shown = banner(STATUS, Path("/srv/sluice/.data"), detached=True)
+    assert "Ctrl-C" not in shown
+    assert "sluice down --data '/home/me/a stack'" in shown

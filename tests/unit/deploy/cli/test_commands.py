@@ -28,6 +28,7 @@ from deploy.cli.inspection import without_credentials
 from deploy.local.data_folder import DataFolder, Keys, ProcessRecord, RunRecord
 from deploy.local.plan import LOCAL_CONFIG
 from deploy.local.supervision import State
+from deploy.paths import DEFAULT_DATA
 from streams.metadata.engine import FILE_NAME
 from tests.servers import proxy_of_the_environment
 
@@ -291,6 +292,12 @@ def test_where_nothing_runs_the_folder_counts_that_is_named(
     monkeypatch.setenv("SLUICE_DEPLOYMENT_SECRET", "e" * 40)
     cluster.secret("request-signing", folder.path)
     assert capsys.readouterr().out.strip() == "e" * 40
+
+
+def test_where_nothing_runs_the_advice_is_for_the_folder_that_was_named(tmp_path: Path) -> None:
+    with pytest.raises(CommandError, match=f"start it with: sluice up --data {tmp_path}$"):
+        overview.status(data=tmp_path)
+    assert str(app.nothing_runs(DataFolder(DEFAULT_DATA))).endswith("sluice up")
 
 
 COMMANDS: Mapping[str, tuple[object, Callable[[Path], object]]] = {

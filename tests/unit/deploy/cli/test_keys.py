@@ -1,11 +1,15 @@
 """`sluice keys` on a data folder: what is shown, and what is not."""
 
+import os
 from pathlib import Path
 
 import pytest
 
-from deploy.cli import commands
-from deploy.local.data_folder import DataFolder, Keys
+from deploy.cli import commands, keys
+from deploy.local.data_folder import DataFolder, Keys, RunRecord
+from deploy.local.plan import LOCAL_CONFIG
+from deploy.tenants_file import write_tenants
+from streams.toml_directory import read_tenants
 
 
 def sluice(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -37,3 +41,34 @@ def test_who_has_no_such_key_is_told_whose_keys_there_are(
     assert "no development key of tenant 'nobody'; there are: demo, guarded" in " ".join(
         capsys.readouterr().err.split()
     )
+
+
+def test_while_kafka_is_not_there_neither_tenant_nor_key_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And the same command makes both afterwards."""
+    folder, provisioned = DataFolder(tmp_path), list[str]()
+
+    def too_early(*_: object) -> None:
+        raise TimeoutError("topics without a leader after 60 s")
+
+    write_tenants(folder.tenants_file, [])
+    environment = {"SLUICE_CONFIG": str(LOCAL_CONFIG), "SLUICE_TENANTS_FILE": str(folder.tenants_file)}
+    words = ("keys", "create", "newcomer", "first", "--new-tenant", "--data", str(tmp_path))
+    with folder.lock():
+        folder.write_run(
+            RunRecord(
+                supervisor_pid=os.getpid(), engine="simulated", gateway="http://127.0.0.1:1", kafka="127.0.0.1:1",
+                redis="redis://127.0.0.1:1/0", clickhouse="http://127.0.0.1:1", environment=environment,
+            )
+        )  # fmt: skip
+        monkeypatch.setattr(keys, "provision", too_early)
+        assert sluice(monkeypatch, *words) == 1
+        told = " ".join(capsys.readouterr().err.split())
+        assert "no tenant and no key was made" in told
+        assert f"sluice status --data {tmp_path}" in told
+        assert read_tenants(folder.tenants_file) == []
+        monkeypatch.setattr(keys, "provision", lambda _, topics: provisioned.extend(topic.name for topic in topics))
+        assert sluice(monkeypatch, *words) == 0
+    assert capsys.readouterr().out.startswith("sk-")
+    assert provisioned == ["local.results.newcomer"]

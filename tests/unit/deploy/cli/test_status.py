@@ -89,7 +89,7 @@ def test_people_see_levels_lanes_shares_and_workers() -> None:
         ["default", "standard", "9", "2.5 s", "9", "3.3 s"],
         ["default", "batch", "0", "0.0 s", "9", "3.3 s"],
     ]
-    assert seen["service of the last minute"] == [
+    assert seen["service of the last minute, divided by weight"] == [
         ["default", "acme", "75%", "1200"],
         ["default", "umbrella", "25%", "400"],
     ]
@@ -165,7 +165,7 @@ def test_people_see_whose_engine_fails() -> None:
 def test_of_many_tenants_people_see_the_largest_and_what_the_others_had_together() -> None:
     crowd = {f"tenant-{number:02}": 10 for number in range(25)}
     told = stands(beat(0, given_of={}), beat(1, given_of={"batch": crowd}))
-    shown = rows(told)["service of the last minute"]
+    shown = rows(told)["service of the last minute, divided by weight"]
     assert len(shown) == MAX_SHARES + 1
     assert shown[-1] == ["default", "15 more", "60%", "150"]
     assert len(told.as_json()["shares"]) == 25
@@ -175,7 +175,7 @@ def test_where_no_worker_says_anything_nothing_is_made_up() -> None:
     seen = rows(stands())
     assert seen["pools"] == [["default", "0", "", "", "0 of 0 ready", "0/0", ""]]
     assert [row[2:] for row in seen["lanes"]] == [["", "", "", ""]] * 3
-    assert seen["workers"] == seen["service of the last minute"] == []
+    assert seen["workers"] == seen["service of the last minute, divided by weight"] == []
 
 
 def test_a_script_is_told_the_same() -> None:
@@ -232,7 +232,7 @@ def test_who_watches_sees_each_look_until_the_stack_ends(
         monkeypatch.setattr(time, "sleep", lambda _: folder.run_file.unlink())
         with pytest.raises(CommandError, match="just beginning"):
             overview.status(data=tmp_path, watch=True)
-    assert capsys.readouterr().out.count("service of the last minute") == 1
+    assert capsys.readouterr().out.count("service of the last minute, divided by weight") == 1
 
 
 def test_on_a_terminal_the_last_look_alone_is_shown_and_what_is_not_known_is_said(
@@ -244,7 +244,7 @@ def test_on_a_terminal_the_last_look_alone_is_shown_and_what_is_not_known_is_sai
     with running(tmp_path):
         overview.status(data=tmp_path, watch=True)
     shown = terminal.export_text()
-    assert "service of the last minute" in shown
+    assert "service of the last minute, divided by weight" in shown
     assert "Kafka does not say" in shown
 
 

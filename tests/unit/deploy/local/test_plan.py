@@ -26,6 +26,8 @@ from deploy.local.plan import (
     tenants_file_of,
 )
 from deploy.local.ports import FIRST_PORT, LAST_PORT, free_ports, is_free
+from gpu_consumers.worker import FLUSH_S, HEIRS_READ_WITHIN_S
+from streams.settings import SettingsError
 
 KEYS = Keys(deployment_secret="s" * 40)
 
@@ -162,6 +164,9 @@ def test_another_engine_comes_with_its_own_arguments(data: DataFolder) -> None:
     assert json.loads(plan.environment["SLUICE_POOLS"])[0]["engine"] == "simulated"
     unchanged = make_plan(data, KEYS, Options(engine="vllm", free_ports=True), random.Random(1)).settings.pools[0]
     assert unchanged.engine_args["dtype"] == "float32"
+    wrong = Options(engine="simulated", engine_args={"min_outptu_tokens": 3}, free_ports=True)
+    with pytest.raises(SettingsError, match=r"pools\.default\.engine_args\.min_outptu_tokens: Extra inputs"):
+        make_plan(data, KEYS, wrong, random.Random(1))
 
 
 def test_beside_a_model_everything_but_its_worker_is_nice(data: DataFolder) -> None:
@@ -189,6 +194,15 @@ def test_a_large_model_may_take_its_time_to_load(data: DataFolder, monkeypatch: 
     assert allowed_s() == (600, 600)
     monkeypatch.setenv("SLUICE_WORKER__START_TIMEOUT_S", "3600")
     assert allowed_s() == (3600, 3600)
+
+
+def test_a_worker_may_finish_wait_for_its_heirs_and_write_all_of_it(
+    data: DataFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLUICE_WORKER__DRAIN_TIMEOUT_S", "70")
+    plan = make_plan(data, KEYS, Options(free_ports=True), random.Random(1))
+    [worker] = [spec for spec in plan.processes if spec.stage is Stage.WORKERS]
+    assert worker.stop_timeout_s > 70 + HEIRS_READ_WITHIN_S + FLUSH_S
 
 
 def test_a_gateway_may_take_its_time_to_leave(data: DataFolder, monkeypatch: pytest.MonkeyPatch) -> None:

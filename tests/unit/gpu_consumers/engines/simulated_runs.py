@@ -1,7 +1,8 @@
 """The simulated engine without a clock: run to the end of all that is in it."""
 
 from gpu_consumers.engines.port import EngineDelta
-from gpu_consumers.engines.simulated import SimulatedCore, SimulatedEngineSettings
+from gpu_consumers.engines.simulated import SimulatedCore
+from streams.engine_args import SimulatedEngineSettings
 
 FAST = SimulatedEngineSettings(ttft_ms=10, prompt_token_us=0, inter_token_ms=10, step_ms=5)
 

@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from pydantic import ValidationError
 
 from gpu_consumers.engines.port import EngineDelta, EngineDied, EngineRequest
-from gpu_consumers.engines.simulated import SimulatedCore, SimulatedEngineSettings
+from gpu_consumers.engines.simulated import SimulatedCore
 from gpu_consumers.engines.simulated_text import EOS_TOKEN_ID, Vocabulary, repeats
 from schemas.request import RepetitionDetection, Sampling
+from streams.engine_args import SimulatedEngineSettings
 from tests.unit.gpu_consumers.engines.simulated_runs import FAST, run
 
 

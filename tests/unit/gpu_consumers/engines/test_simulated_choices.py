@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from gpu_consumers.engines.port import EngineRequest
-from gpu_consumers.engines.simulated import SimulatedCore, SimulatedEngineSettings
+from gpu_consumers.engines.simulated import SimulatedCore
 from gpu_consumers.engines.simulated_text import EOS_TOKEN_ID
 from gpu_consumers.parsing.port import ParserNames
 from schemas.request import Sampling, Tool
+from streams.engine_args import SimulatedEngineSettings
 from tests.unit.gpu_consumers.engines.simulated_runs import FAST, run
 
 

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from gpu_consumers.engines.port import Accepted, EngineDelta, EngineRequest
-from gpu_consumers.engines.simulated import SimulatedCore, SimulatedEngineSettings
+from gpu_consumers.engines.simulated import SimulatedCore
 from gpu_consumers.parsing.port import ParserNames
 from schemas.request import Sampling, Tool, ToolChoice
+from streams.engine_args import SimulatedEngineSettings
 from tests.unit.gpu_consumers.engines.simulated_runs import FAST, run
 
 SCRIPT = "The capital is Paris. A fox 🦊 met 👩‍🚀 by the café 🏮; behind the hill a dragon 🐉 lived, kind to all. "

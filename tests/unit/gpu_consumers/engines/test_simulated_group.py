@@ -12,9 +12,10 @@ import psutil
 import pytest
 
 from gpu_consumers.engines.port import EngineDied, EngineRequest
-from gpu_consumers.engines.simulated import SimulatedEngine, SimulatedEngineSettings
+from gpu_consumers.engines.simulated import SimulatedEngine
 from gpu_consumers.engines.simulated_group import SimulatedGroupEngine, simulated_engine
 from schemas.request import Sampling
+from streams.engine_args import SimulatedEngineSettings
 from tests.contract.engines import Client, accepted
 from tests.servers import until
 
@@ -169,7 +170,7 @@ async def test_a_start_that_is_given_up_leaves_no_rank() -> None:
 
 PROGRAM = f"""
 import asyncio
-from gpu_consumers.engines.simulated import SimulatedEngineSettings
+from streams.engine_args import SimulatedEngineSettings
 from gpu_consumers.engines.simulated_group import SimulatedGroupEngine
 async def main():
     engine = SimulatedGroupEngine(SimulatedEngineSettings(tensor_parallel_size={SIZE}))

@@ -10,12 +10,13 @@ from hypothesis import given, settings
 from tokenizers import Tokenizer
 
 from gpu_consumers.engines.port import EngineDelta, EngineRequest
-from gpu_consumers.engines.simulated import SimulatedCore, SimulatedEngineSettings
+from gpu_consumers.engines.simulated import SimulatedCore
 from gpu_consumers.engines.simulated_speech import ends_with_result
 from gpu_consumers.engines.simulated_text import SENTENCES
 from gpu_consumers.parsing.port import ParserNames
 from schemas.request import Message, Sampling, TextPart, Tool, ToolCall, ToolChoice
 from streams.chat_tokenizer import ChatTokenizer
+from streams.engine_args import SimulatedEngineSettings
 from tests.unit.gpu_consumers.engines.simulated_runs import FAST, run
 
 MODEL = Path(__file__).parents[4] / "models" / "sluice-tiny"

@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 
 from gpu_consumers.engines import simulated_text
 from gpu_consumers.engines.port import EngineDelta, EngineRequest
-from gpu_consumers.engines.simulated import SimulatedCore, SimulatedEngineSettings
+from gpu_consumers.engines.simulated import SimulatedCore
 from gpu_consumers.engines.simulated_regex import MAX_STEPS, CannotSay, Steps, shortest_match
 from gpu_consumers.engines.simulated_structure import MAX_CHARS, MAX_PARTS, instance_of
 from gpu_consumers.engines.simulated_text import SENTENCES, Vocabulary
 from schemas.request import Sampling
 from schemas.structure import StructuredOutputs
+from streams.engine_args import SimulatedEngineSettings
 from tests.unit.gpu_consumers.engines.simulated_runs import run
 
 jsonschema = pytest.importorskip("jsonschema", reason="jsonschema comes with vLLM")

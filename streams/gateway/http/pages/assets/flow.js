@@ -12,6 +12,7 @@ const COLUMNS = {requests: 1, admission: 200, lanes: 399, workers: 598, post: 79
 const BEHIND = 1000;
 /** Records from which on a group is said to be behind. */
 const MAX_SHOWN = 8;
+const MAX_TITLE = 13;
 
 export function rate(value) {
   if (value === null || value === undefined) return "–";
@@ -30,7 +31,7 @@ function box(x, y, title, lines, {behind = false, broken = false, used = null} =
   const height = TALL + (used === null ? 0 : 10);
   const parts = [
     node("rect", {class: `box${broken ? " broken" : behind ? " behind" : ""}`, x, y, width: BOX, height, rx: 9}),
-    node("text", {class: "title", x: x + 10, y: y + 20}, title.slice(0, 18)),
+    node("text", {class: "title", x: x + 10, y: y + 20}, title),
     ...lines.map((line, at) =>
       node("text", {class: line.alarm ? "alarm" : "faint", x: x + 10, y: y + 37 + 15 * at}, line.alarm ?? line),
     ),
@@ -87,32 +88,57 @@ function lag_of(now, group) {
   return {lines: [now.groups.length ? `${count(lag)} behind` : "not seen yet"], more: {behind: lag >= BEHIND}};
 }
 
+/** Of a long name the end, which tells it from others. */
+const short = name => (name.length > MAX_TITLE ? `…${name.slice(1 - MAX_TITLE)}` : name);
+const many = (number, what) => `${count(number)} ${what}${number > 1 ? "s" : ""}`;
+
 /** What the picture has no room for; "" where it has. */
-function left_out(now) {
-  const more = [
-    [now.lanes.length - MAX_SHOWN, "lane"],
-    [now.workers.length - MAX_SHOWN, "worker"],
-  ].filter(([number]) => number > 0);
-  const named = more.map(([number, what]) => `${count(number)} ${what}${number > 1 ? "s" : ""}`);
-  return named.length ? `Not drawn: ${named.join(", ")}.` : "";
+function left_out(now, others) {
+  const told = [];
+  if (others.length) told.push(`${many(others.length, "lane")} in one box.`);
+  if (now.workers.length > MAX_SHOWN) told.push(`Not drawn: ${many(now.workers.length - MAX_SHOWN, "worker")}.`);
+  return told.join(" ");
+}
+
+/** Which lanes have a box each: those that are used come first. The others share the last box, so that no worker
+ *  stands without what it reads. */
+function parted(lanes) {
+  const use = each => (each.records_per_s ?? 0) + each.open;
+  const order = [...lanes].sort((a, b) => use(b) - use(a));
+  const own = new Set(order.slice(0, lanes.length > MAX_SHOWN ? MAX_SHOWN - 1 : MAX_SHOWN));
+  return [lanes.filter(each => own.has(each)), lanes.filter(each => !own.has(each))];
+}
+
+/** A box of lanes: its row, and what edges need to know. */
+function lane_box(lanes, title, lines) {
+  const sum = of => lanes.reduce((total, each) => total + (of(each) ?? 0), 0);
+  const open = sum(each => each.open);
+  return {
+    pools: new Set(lanes.map(each => each.pool)),
+    per_second: sum(each => each.records_per_s),
+    row: {title, lines: lines(open), more: {behind: open >= BEHIND}},
+  };
+}
+
+function lane_boxes(own, others) {
+  const boxes = own.map(each =>
+    lane_box([each], each.lane, open => [each.pool.slice(0, 18), each.waiting ? waits(each) : `${count(open)} open`]),
+  );
+  if (!others.length) return boxes;
+  const pools = new Set(others.map(each => each.pool)).size;
+  const title = many(others.length, "more lane");
+  return [...boxes, lane_box(others, title, open => [`of ${many(pools, "pool")}`, `${count(open)} open`])];
 }
 
 export function draw_flow(place, now) {
   const per_second = topic => now.topics.find(each => each.topic === topic)?.records_per_s;
-  // The lanes that are used come first; the picture has room for so many.
-  const busy = [...now.lanes]
-    .sort((a, b) => (b.records_per_s ?? 0) + b.open - (a.records_per_s ?? 0) - a.open)
-    .slice(0, MAX_SHOWN);
-  const lanes = now.lanes.filter(each => busy.includes(each));
+  const [lanes, others] = parted(now.lanes);
+  const boxes_of_lanes = lane_boxes(lanes, others);
   const workers = now.workers.slice(0, MAX_SHOWN);
   const rows = {
-    lanes: lanes.map(each => ({
-      title: each.lane,
-      lines: [each.pool.slice(0, 18), each.waiting ? waits(each) : `${count(each.open)} open`],
-      more: {behind: each.open >= BEHIND},
-    })),
+    lanes: boxes_of_lanes.map(each => each.row),
     workers: workers.map(each => ({
-      title: each.worker_id,
+      title: short(each.worker_id),
       lines: [
         each.state === "ready" ? `${each.running}/${each.max_running} run, ${each.waiting} wait` : {alarm: each.state},
         `${rate(each.tokens_per_second)} tokens/s`,
@@ -148,11 +174,11 @@ export function draw_flow(place, now) {
   const edges = [
     edge(sources[0], admission, per_second("requests") ?? null),
     edge(sources[1], admission, shown("intake.batch")),
-    ...drawnLanes.map((lane, at) => edge(admission, lane, lanes[at].records_per_s || null)),
+    ...drawnLanes.map((lane, at) => edge(admission, lane, boxes_of_lanes[at].per_second || null)),
     ...drawnLanes.flatMap((lane, at) =>
       drawnWorkers
-        .filter((_, number) => !workers.length || workers[number].pool === lanes[at].pool)
-        .map(worker => edge(lane, worker, null, lanes[at].records_per_s > 0)),
+        .filter((_, number) => !workers.length || boxes_of_lanes[at].pools.has(workers[number].pool))
+        .map(worker => edge(lane, worker, null, boxes_of_lanes[at].per_second > 0)),
     ),
     ...drawnWorkers.map((worker, at) => edge(worker, post, null, workers[at]?.tokens_per_second > 0)),
     edge(post, gateway, shown("responses")),
@@ -160,7 +186,7 @@ export function draw_flow(place, now) {
     edge(post, billing, shown("usage")),
   ];
   const boxes = [...sources, admission, ...drawnLanes, ...drawnWorkers, post, gateway, settlement, billing];
-  const missing = left_out(now);
+  const missing = left_out(now, others);
   const told = `Requests ${rate(per_second("requests"))} a second; ${lanes.map(each => `${each.lane} lane of ${each.pool}: ${each.open} open${each.waiting ? `, ${waits(each)}` : ""}`).join("; ")}. ${missing} The tables below say all of it.`;
   place.replaceChildren(
     node(

@@ -59,20 +59,7 @@ function show(now) {
   $("figures").replaceChildren(...figures(now));
   draw_flow($("flow"), now);
   show_pools(now);
-  table(
-    $("workers"),
-    ["Worker", "State", "Running", "Waiting", "Tokens/s", "KV blocks", "Prompts cached"],
-    now.workers.map(worker => [
-      el("span", {title: `${worker.model} on ${worker.engine}`}, worker.worker_id),
-      standing(worker),
-      `${count(worker.running)} of ${count(worker.max_running)}`,
-      count(worker.waiting),
-      rate(worker.tokens_per_second),
-      blocks(worker),
-      cached(worker),
-    ]),
-    "No worker has said anything.",
-  );
+  show_workers(now);
   table(
     $("lag"),
     ["Group", "Topic", "#Records behind"],
@@ -138,7 +125,7 @@ function show_pools(now) {
   );
   table(
     $("shares"),
-    ["Pool", "Share", "Tenant", "#Tokens by weight"],
+    ["Pool", "Part by weight", "Tenant", "#Tokens ÷ weight"],
     now.shares.map(each => [
       each.pool,
       el("span", {}, part(each.share), ` ${percent(each.share)}`),
@@ -146,6 +133,25 @@ function show_pools(now) {
       count(each.given),
     ]),
     "No pool has given anybody anything in the last minute.",
+  );
+}
+
+function show_workers(now) {
+  table(
+    $("workers"),
+    ["Worker", "Pool", "State", "Running", "Waiting", "Spilled", "Tokens/s", "KV blocks", "Prompts cached"],
+    now.workers.map(worker => [
+      el("span", {title: `${worker.model} on ${worker.engine}`}, worker.worker_id),
+      worker.pool,
+      standing(worker),
+      `${count(worker.running)} of ${count(worker.max_running)}`,
+      count(worker.waiting),
+      count(worker.spilled),
+      rate(worker.tokens_per_second),
+      blocks(worker),
+      cached(worker),
+    ]),
+    "No worker has said anything.",
   );
 }
 
