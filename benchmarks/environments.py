@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from deploy.install.kafka_jars import WrongJars, check, fetch_command
 from deploy.paths import ROOT
 
 FOLDER = ROOT / ".data"
@@ -43,19 +44,47 @@ def go_program(name: str, module: str, version: str) -> Path:
     """
     folder = FOLDER / name
     program = folder / "program"
-    caches = {"GOMODCACHE": folder / "modules", "GOCACHE": folder / "build"}
 
     def install() -> None:
-        # What Go downloads is read-only otherwise, and could not be deleted.
-        flags = f"{os.environ.get('GOFLAGS', '')} -modcacherw".strip()
-        settings = {**{key: str(path) for key, path in caches.items()}, "GOFLAGS": flags, "GOTOOLCHAIN": "local"}
+        settings = _go_settings(folder)
         downloaded = json.loads(_run(["go", "mod", "download", "-json", f"{module}@{version}"], settings))
         _run(["go", "-C", downloaded["Dir"], "build", "-o", str(program), "."], settings)
-        for cache in caches.values():
-            shutil.rmtree(cache, ignore_errors=True)
+        _forget_caches(settings)
 
     _once(folder, [module, version], install)
     return program
+
+
+def go_main(name: str, sources: Sequence[Path]) -> Path:
+    """The program of a module of ours: its go.mod, go.sum and files. Raises NotInstalled."""
+    folder = FOLDER / name
+    program = folder / "program"
+
+    def install() -> None:
+        for source in sources:
+            shutil.copy(source, folder)
+        settings = _go_settings(folder)
+        _run(["go", "-C", str(folder), "build", "-mod=readonly", "-o", str(program), "."], settings)
+        _forget_caches(settings)
+
+    _once(folder, [source.read_text() for source in sources], install)
+    return program
+
+
+def jars(name: str, locked: Path) -> Path:
+    """The folder with the jars that `locked` names, a folder with pom.xml and checksums.txt. Raises NotInstalled."""
+    folder = FOLDER / name
+    pom, checksums = locked / "pom.xml", (locked / "checksums.txt").read_text()
+
+    def install() -> None:
+        _run(fetch_command(folder, pom))
+        try:
+            check(folder, checksums)
+        except WrongJars as error:
+            raise NotInstalled(str(error)) from None
+
+    _once(folder, [pom.read_text(), checksums], install)
+    return folder
 
 
 def node_packages(name: str, locked: Path) -> Path:
@@ -73,6 +102,18 @@ def node_packages(name: str, locked: Path) -> Path:
 
     _once(folder, [file.read_text() for file in files], install)
     return folder
+
+
+def _go_settings(folder: Path) -> dict[str, str]:
+    # What Go downloads is read-only otherwise, and could not be deleted.
+    flags = f"{os.environ.get('GOFLAGS', '')} -modcacherw".strip()
+    caches = {"GOMODCACHE": str(folder / "modules"), "GOCACHE": str(folder / "build")}
+    return {**caches, "GOFLAGS": flags, "GOTOOLCHAIN": "local"}
+
+
+def _forget_caches(settings: Mapping[str, str]) -> None:
+    for name in ("GOMODCACHE", "GOCACHE"):
+        shutil.rmtree(settings[name], ignore_errors=True)
 
 
 def _once(folder: Path, asked_for: Sequence[str], install: Callable[[], None]) -> None:

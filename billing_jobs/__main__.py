@@ -4,7 +4,7 @@ import asyncio
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 
 import structlog
@@ -12,9 +12,9 @@ import uvicorn
 
 from billing_jobs.cut import AnotherLog, CutUnreadable
 from billing_jobs.metrics import BillingMetrics
-from billing_jobs.pricing import PriceInexact, price_row, prices_to_append
+from billing_jobs.pricing import PriceInexact, first_prices, price_row, priced_otherwise
 from billing_jobs.queries import Reader, read_settings
-from billing_jobs.server import create_app, reader_pools
+from billing_jobs.server import Sql, create_app, price_desk, sql_reader, usage_readers
 from billing_jobs.server_config import ServerConfig
 from billing_jobs.sink import GROUP, Sink
 from billing_jobs.store import ClickHouseStore, Database, SchemaTooNew, StoreError
@@ -26,6 +26,7 @@ from streams.keyring import Purpose
 from streams.log.kafka import UNHURRIED_FETCH_BYTES, KafkaConsumer, KafkaProducer, log_id
 from streams.log.port import LogError
 from streams.settings import Settings, SettingsError
+from streams.toml_directory import TomlTenantDirectory
 
 STALE_MS = 60_000
 """A sink that has not looked at the log for so long is not ready."""
@@ -49,12 +50,19 @@ def check_settings(settings: Settings) -> None:
         raise SettingsError("\n".join(lines))
 
 
-def append_new_prices(store: ClickHouseStore, settings: Settings) -> None:
-    """Brings `prices` up to the settings' catalogue. Raises StoreError."""
-    new = prices_to_append(settings.models, store.prices(), now_ms())
+def append_first_prices(store: ClickHouseStore, settings: Settings, metrics: BillingMetrics) -> None:
+    """Of models that have none. A price that the settings' catalogue changes is told, and changed by nobody but the
+    operator's command. Raises StoreError.
+    """
+    known = store.prices()
+    new = first_prices(settings.models, known)
     if new:
         store.append_prices(new)
         _log.info("prices_appended", price_ids=[row.price_id for row in new])
+    otherwise = priced_otherwise(settings.models, known, now_ms())
+    metrics.prices_not_applied.set(len(otherwise))
+    if otherwise:
+        _log.warning("prices_not_applied", models=otherwise, apply_with="sluice prices plan, then apply")
 
 
 def make_sink(settings: Settings, store: ClickHouseStore, metrics: BillingMetrics) -> Sink:
@@ -108,21 +116,23 @@ class Server(uvicorn.Server):
         yield
 
 
-async def serve(server: uvicorn.Server, ended: threading.Event) -> None:
-    """Until SIGTERM, SIGINT or the end of the sink."""
+async def serve(servers: Sequence[uvicorn.Server], ended: threading.Event) -> None:
+    """Until SIGTERM, SIGINT or the end of the sink, or of one of them."""
     loop = asyncio.get_running_loop()
 
     def stop() -> None:
-        server.should_exit = True
+        for server in servers:
+            server.should_exit = True
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
-    serving = asyncio.create_task(server.serve())
-    while not serving.done():
-        if ended.is_set():
+    serving = [asyncio.create_task(server.serve()) for server in servers]
+    while not all(task.done() for task in serving):
+        if ended.is_set() or any(task.done() for task in serving):
             stop()
-        await asyncio.wait([serving], timeout=0.2)
-    await serving
+        await asyncio.wait(serving, timeout=0.2)
+    for task in serving:
+        await task
 
 
 def run(settings: Settings) -> int:
@@ -135,6 +145,27 @@ def run(settings: Settings) -> int:
         return EXIT_FAILED
 
 
+@contextmanager
+def _over_server(open_reader: Callable[[], Reader], settings: Settings) -> Iterator[Sql]:
+    """The operator's questions, asked of a server, which has an interface of its own for others."""
+    with closing(sql_reader(open_reader, settings.billing.query_timeout_s)) as readers:
+        yield lambda text: readers.ask("", lambda reader: reader.sql(text))
+
+
+@contextmanager
+def _embedded(
+    settings: Settings, database: Database, store: ClickHouseStore, metrics: BillingMetrics
+) -> Iterator[tuple[Sql, ServerConfig]]:
+    """The operator's questions and ClickHouse's interface, over the engine within."""
+    from billing_jobs.clickhouse.wiring import interface, operators_sql  # it needs what comes with the engine
+
+    billing = settings.billing
+    directory, operators = TomlTenantDirectory(settings.tenants_file), settings.keyring(Purpose.BILLING)
+    with interface(settings, database, lambda: store.writes, directory, operators, metrics) as (app, readers):
+        config = ServerConfig(app, billing.analysts_host, billing.analysts_port, metrics)
+        yield operators_sql(readers, billing.max_query_rows), config
+
+
 def _run(settings: Settings) -> int:
     errors: list[Exception] = []
     ended = threading.Event()
@@ -142,27 +173,37 @@ def _run(settings: Settings) -> int:
         database = stack.enter_context(closing(Database.from_settings(settings)))
         database.open()
         store = stack.enter_context(closing(ClickHouseStore(database.connection())))
-        append_new_prices(store, settings)
         metrics = BillingMetrics()
+        append_first_prices(store, settings, metrics)
         sink = make_sink(settings, store, metrics)
         limits = read_settings(settings.billing.max_query_rows, settings.billing.query_timeout_s)
-        usage_reader, sql_reader = reader_pools(
-            lambda: Reader(database.connection(limits), settings.billing.max_query_rows),
-            settings.billing.query_timeout_s,
+
+        def reader() -> Reader:
+            return Reader(database.connection(limits), settings.billing.max_query_rows)
+
+        usage = stack.enter_context(closing(usage_readers(reader, settings.billing.query_timeout_s)))
+        configs = []
+        if settings.billing.clickhouse_url:
+            sql = stack.enter_context(_over_server(reader, settings))
+        else:
+            sql, analysts = stack.enter_context(_embedded(settings, database, store, metrics))
+            configs.append(analysts)
+        desk = stack.enter_context(
+            closing(price_desk(lambda: ClickHouseStore(database.connection()), settings.billing.query_timeout_s))
         )
-        stack.enter_context(closing(usage_reader))
-        stack.enter_context(closing(sql_reader))
         app = create_app(
-            passwords=settings.keyring(Purpose.BILLING).accepted,
-            usage_reader=usage_reader,
-            sql_reader=sql_reader,
+            keyring=settings.keyring(Purpose.BILLING),
+            usage_reader=usage,
+            sql=sql,
+            price_desk=desk,
             progress=lambda: sink.progress,
         )
-        server = Server(ServerConfig(app, settings.billing.host, settings.billing.port, metrics))
+        configs.append(ServerConfig(app, settings.billing.host, settings.billing.port, metrics))
+        servers = [Server(config) for config in configs]
 
         def ready() -> str | None:
-            if not server.started:
-                return "the HTTP interface is not up"
+            if not all(server.started for server in servers):
+                return "an HTTP interface is not up"
             if now_ms() - sink.progress.observed_at_ms > STALE_MS:
                 return "the sink has not looked at the log yet, or no longer does"
             return None
@@ -170,7 +211,7 @@ def _run(settings: Settings) -> int:
         stack.enter_context(closing(HealthServer(settings.health_host, settings.health_port, ready)))
         stack.enter_context(running(sink, ended, errors))
         collect_seldom()
-        asyncio.run(serve(server, ended))
+        asyncio.run(serve(servers, ended))
     if errors:
         _log.error("billing_ends", error=f"{type(errors[0]).__name__}: {errors[0]}")
         return EXIT_FAILED

@@ -42,3 +42,17 @@ class BillingMetrics:
         self.repriced_events = Counter(
             "sluice_billing_repriced_events_total", "Events that had waited for a price.", registry=registry
         )
+        self.analysts_statements = Counter(
+            "sluice_billing_analysts_statements_total",
+            "Statements of analysts and of the operator, by ClickHouse's name of how they failed.",
+            ["outcome"],
+            registry=registry,
+        )
+        self.readers_killed = Counter(
+            "sluice_billing_readers_killed_total", "Of analysts: they did not end in time.", registry=registry
+        )
+        self.prices_not_applied = Gauge(
+            "sluice_billing_prices_not_applied",
+            "Models whose price in the settings is not the one in force, when billing started.",
+            registry=registry,
+        )

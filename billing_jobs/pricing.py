@@ -7,12 +7,12 @@ not whole is refused. Rounding to cents happens once per invoice line, where an 
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Literal
 
 from schemas.usage import BILLING_RULE_VERSION, UsageEvent
-from streams.directory import Model
+from streams.directory import Model, Price
 
 PICO_PER_UNIT = 10**12
 PICO_PER_TOKEN_OF_PRICE = PICO_PER_UNIT // 1_000_000
@@ -23,10 +23,6 @@ ChargeState = Literal["priced", "not_billable", "suspense"]
 
 class PriceInexact(ValueError):
     """A price that is no whole number of pico-currency per token, or too large; the message names the field."""
-
-
-class PriceConflict(ValueError):
-    """Two different prices of one model that start at the same instant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +44,9 @@ class PriceRow:
     def same_terms(self, other: "PriceRow") -> bool:
         """Equal in all but their start."""
         return self._terms() == other._terms()
+
+    def starting_at(self, valid_from_ms: int) -> "PriceRow":
+        return replace(self, valid_from_ms=valid_from_ms)
 
     def _terms(self) -> tuple[str, str, int, int, int, int]:
         return (
@@ -81,13 +80,18 @@ def pico_per_token(per_million_tokens: Decimal, field: str) -> int:
 
 def price_row(model: Model, valid_from_ms: int) -> PriceRow:
     """The catalogue's price of `model`. Raises PriceInexact."""
+    return row_of(model.name, model.price, valid_from_ms)
+
+
+def row_of(model: str, price: Price, valid_from_ms: int) -> PriceRow:
+    """Raises PriceInexact."""
 
     def pico(token_class: str) -> int:
-        return pico_per_token(getattr(model.price, token_class), f"models.{model.name}.price.{token_class}")
+        return pico_per_token(getattr(price, token_class), f"models.{model}.price.{token_class}")
 
     return PriceRow(
-        model=model.name,
-        currency=model.price.currency,
+        model=model,
+        currency=price.currency,
         valid_from_ms=valid_from_ms,
         uncached_input_pico=pico("uncached_input"),
         cached_input_pico=pico("cached_input"),
@@ -96,33 +100,29 @@ def price_row(model: Model, valid_from_ms: int) -> PriceRow:
     )
 
 
-def prices_to_append(models: Iterable[Model], known: Sequence[PriceRow], now_ms: int) -> list[PriceRow]:
-    """Rows that bring `known` up to the catalogue: a model's first price holds from the epoch, a changed one from now.
+def first_prices(models: Iterable[Model], known: Sequence[PriceRow]) -> list[PriceRow]:
+    """Of those that have none, from the epoch on. Raises PriceInexact."""
+    priced = {row.model for row in known}
+    return [price_row(model, 0) for model in models if model.name not in priced]
 
-    A model that left the catalogue keeps its last price, for usage that is still on its way. Raises PriceInexact.
-    """
-    latest: dict[str, PriceRow] = {}
-    for row in known:
-        if row.model not in latest or row.valid_from_ms > latest[row.model].valid_from_ms:
-            latest[row.model] = row
-    rows = []
-    for model in models:
-        current = latest.get(model.name)
-        wanted = price_row(model, 0 if current is None else now_ms)
-        if current is None or not current.same_terms(wanted):
-            rows.append(wanted)
-    return rows
+
+def priced_otherwise(models: Iterable[Model], known: Sequence[PriceRow], now_ms: int) -> list[str]:
+    """Models whose price in the catalogue is not the one in force: it changes nothing until it is applied."""
+    book = PriceBook(known)
+    return [
+        model.name
+        for model in models
+        if (row := book.at(model.name, now_ms)) is not None and not row.same_terms(price_row(model, 0))
+    ]
 
 
 class PriceBook:
-    """Looks up the price in force. Raises PriceConflict when two rows contradict each other."""
+    """Looks up the price in force. Of two rows of a model that start together, the one that comes first counts."""
 
     def __init__(self, rows: Iterable[PriceRow]) -> None:
         by_start: dict[tuple[str, int], PriceRow] = {}
         for row in rows:
-            known = by_start.setdefault((row.model, row.valid_from_ms), row)
-            if known != row:
-                raise PriceConflict(f"two prices of {row.model} start at {row.valid_from_ms}")
+            by_start.setdefault((row.model, row.valid_from_ms), row)
         self._rows: dict[str, list[PriceRow]] = {}
         for _, row in sorted(by_start.items()):
             self._rows.setdefault(row.model, []).append(row)
@@ -134,13 +134,23 @@ class PriceBook:
         return self._rows[model][index - 1] if index else None
 
 
-def price_event(event: UsageEvent, price: PriceRow) -> int:
-    """Pico-currency for all accepted tokens of the event, whether billable or not."""
+@dataclass(frozen=True, slots=True)
+class TokenCounts:
+    """By class, disjoint."""
+
+    uncached_input_tokens: int
+    cached_input_tokens: int
+    output_tokens: int
+    reasoning_tokens: int
+
+
+def cost_of(used: TokenCounts | UsageEvent, price: PriceRow) -> int:
+    """Pico-currency for all accepted tokens, whether billable or not."""
     return (
-        event.uncached_input_tokens * price.uncached_input_pico
-        + event.cached_input_tokens * price.cached_input_pico
-        + event.output_tokens * price.output_pico
-        + event.reasoning_tokens * price.reasoning_pico
+        used.uncached_input_tokens * price.uncached_input_pico
+        + used.cached_input_tokens * price.cached_input_pico
+        + used.output_tokens * price.output_pico
+        + used.reasoning_tokens * price.reasoning_pico
     )
 
 
@@ -152,4 +162,4 @@ def charge(event: UsageEvent, book: PriceBook) -> Charge:
         return Charge("not_billable", 0, currency, price_id)
     if price is None or event.billing_rule_version > BILLING_RULE_VERSION:
         return Charge("suspense", 0, currency, price_id)
-    return Charge("priced", price_event(event, price), currency, price_id)
+    return Charge("priced", cost_of(event, price), currency, price_id)

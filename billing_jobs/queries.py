@@ -5,7 +5,7 @@ Values travel as bound parameters; only names from the tables below stand in the
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import orjson
 
@@ -131,6 +131,14 @@ class SqlResult:
     rows: list[list[Any]]
     truncated: bool
 
+    @classmethod
+    def of(cls, json_compact: bytes, max_rows: int) -> Self:
+        """From what a query gave that was limited to a row more than may be shown."""
+        answer = orjson.loads(json_compact)
+        rows = answer["data"]
+        names, types = ([column[key] for column in answer["meta"]] for key in ("name", "type"))
+        return cls(names, types, rows[:max_rows], len(rows) > max_rows)
+
 
 def read_settings(max_rows: int, timeout_s: float) -> dict[str, Any]:
     """Limits of a connection for questions; `readonly` last, since nothing can be set after it."""
@@ -175,10 +183,8 @@ class Reader:
                 self._table_functions = list(found)
         query = check_select(text, self._table_functions)
         with self._connection.client() as client:
-            answer = orjson.loads(client.raw_query(query, fmt="JSONCompact"))
-        rows = answer["data"]
-        names, types = ([column[key] for column in answer["meta"]] for key in ("name", "type"))
-        return SqlResult(names, types, rows[: self._max_rows], len(rows) > self._max_rows)
+            answer = client.raw_query(query, fmt="JSONCompact")
+        return SqlResult.of(answer, self._max_rows)
 
     def status(self) -> dict[str, Any]:
         """Rows per table and the newest batch."""

@@ -8,11 +8,15 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
-from billing_jobs.queries import Reader
+
+class Closable(Protocol):
+    def close(self) -> None: ...
+
 
 T = TypeVar("T")
+R = TypeVar("R", bound=Closable)
 
 RETRY_AFTER_S = 2
 """Advice to who was turned away."""
@@ -27,14 +31,14 @@ class ReaderBusy(Exception):
 
 
 @dataclass(eq=False)
-class _Question(Generic[T]):
+class _Question(Generic[R, T]):
     tenant: str
-    ask: Callable[[Reader], T]
+    ask: Callable[[R], T]
     answer: "asyncio.Future[T]"
 
 
-class ReaderPool:
-    """Runs blocking questions in `threads` threads, each with a Reader of its own; used from one event loop.
+class ReaderPool(Generic[R]):
+    """Runs blocking questions in `threads` threads, each with a reader of its own; used from one event loop.
 
     Of one tenant one runs at a time, and `max_of_tenant` may be there; `max_waiting` wait in all. A question waits for
     `wait_s`, and its answer for `answer_s`; a query that takes longer holds its thread, and its tenant's turn, until
@@ -43,7 +47,7 @@ class ReaderPool:
 
     def __init__(
         self,
-        open_reader: Callable[[], Reader],
+        open_reader: Callable[[], R],
         name: str,
         *,
         threads: int,
@@ -59,10 +63,10 @@ class ReaderPool:
         self._max_of_tenant = max_of_tenant
         self._wait_s = wait_s
         self._answer_s = answer_s
-        self._waiting: list[_Question[Any]] = []
+        self._waiting: list[_Question[R, Any]] = []
         self._running: set[str] = set()
 
-    async def ask(self, tenant: str, question: Callable[[Reader], T]) -> T:
+    async def ask(self, tenant: str, question: Callable[[R], T]) -> T:
         """Raises ReaderBusy, TimeoutError, and what `question` raises."""
         of_tenant = sum(each.tenant == tenant for each in self._waiting) + (tenant in self._running)
         if of_tenant >= self._max_of_tenant:
@@ -96,7 +100,7 @@ class ReaderPool:
             done = asyncio.get_running_loop().run_in_executor(self._executor, asked.ask, reader)
             done.add_done_callback(partial(self._ended, asked, reader))
 
-    def _ended(self, asked: _Question[Any], reader: Reader, done: "asyncio.Future[Any]") -> None:
+    def _ended(self, asked: _Question[R, Any], reader: R, done: "asyncio.Future[Any]") -> None:
         self._running.discard(asked.tenant)
         self._free.append(reader)
         error = done.exception()

@@ -3,11 +3,11 @@ its password as `Authorization: Bearer …`; `sluice secret billing` shows it.
 
 - `GET /internal/usage`: token classes and money of one tenant in hour or day buckets.
 - `POST /internal/sql`: one SELECT over all tenants, read-only and limited.
+- `GET /internal/prices`, `POST /internal/prices/plan`, `POST /internal/prices/apply`: the operator's prices.
 - `GET /internal/status`: lag, newest batch, table sizes.
 """
 
-import hmac
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -18,13 +18,19 @@ from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from billing_jobs.queries import Reader, UsageQuery
+from billing_jobs.clickhouse.errors import ClickHouseFailed, Refused
+from billing_jobs.price_changes import PriceRefused
+from billing_jobs.price_desk import PriceDesk, PricesApplied, PricesAsked
+from billing_jobs.pricing import PriceInexact
+from billing_jobs.queries import Reader, SqlResult, UsageQuery
 from billing_jobs.readers import RETRY_AFTER_S, ReaderBusy, ReaderPool
 from billing_jobs.sink import Progress
 from billing_jobs.sql_guard import MAX_SQL_CHARS, SqlRefused
-from billing_jobs.store import StoreError
+from billing_jobs.store import ClickHouseStore, StoreError
 from schemas.usage_query import InvalidQuery
+from streams.clocks import now_ms
 from streams.connections.open_connections import admit
+from streams.keyring import Keyring
 
 MAX_BODY_BYTES = 262_144
 """The longest query, each of its characters escaped."""
@@ -32,6 +38,9 @@ _WAITING = 64
 _OF_TENANT = 4
 _DEADLINE_SLACK_S = 5.0
 USAGE_THREADS = 4
+
+Sql = Callable[[str], Awaitable[SqlResult]]
+"""Answers a question of the operator."""
 
 
 class SqlBody(BaseModel):
@@ -49,9 +58,9 @@ def _error(
 class _Door:
     """Who has a password may ask, whatever the path; of nobody else anything is read. A body is a query at most."""
 
-    def __init__(self, app: ASGIApp, passwords: Sequence[bytes]) -> None:
+    def __init__(self, app: ASGIApp, keyring: Keyring) -> None:
         self._app = app
-        self._passwords = passwords
+        self._keyring = keyring
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -77,24 +86,23 @@ class _Door:
 
     def _opens_to(self, authorization: str) -> bool:
         scheme, _, given = authorization.partition(" ")
-        found = given.strip().encode()
-        known = any([hmac.compare_digest(found, password) for password in self._passwords])  # noqa: C419 - all, always
-        return known and scheme.lower() == "bearer"
+        return self._keyring.is_proved_by(given.strip()) and scheme.lower() == "bearer"
 
 
 def create_app(
     *,
-    passwords: Sequence[bytes],
-    usage_reader: ReaderPool,
-    sql_reader: ReaderPool,
+    keyring: Keyring,
+    usage_reader: ReaderPool[Reader],
+    sql: Sql,
+    price_desk: ReaderPool[PriceDesk],
     progress: Callable[[], Progress],
 ) -> FastAPI:
-    """Any of the passwords opens. Two pools, so that a long SELECT of the operator does not hold up the gateway."""
-    if not all(passwords):
+    """What proves the keyring opens. `sql` answers the operator, and raises what is handled here."""
+    if not all(keyring.accepted):
         raise ValueError("a password is empty")
 
     app = FastAPI(title="Sluice billing", docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_middleware(_Door, passwords=passwords)
+    app.add_middleware(_Door, keyring=keyring)
     _handle_errors(app)
 
     @app.get("/internal/usage")
@@ -108,9 +116,20 @@ def create_app(
         return {"data": data, "finalized_through": seen.stored_through_ms, "lag_records": seen.lag_records}
 
     @app.post("/internal/sql")
-    async def sql(body: SqlBody) -> dict[str, Any]:
-        result = await sql_reader.ask("", lambda reader: reader.sql(body.query))
-        return asdict(result)
+    async def ask_sql(body: SqlBody) -> dict[str, Any]:
+        return asdict(await sql(body.query))
+
+    @app.get("/internal/prices")
+    async def prices() -> dict[str, Any]:
+        return await price_desk.ask("", PriceDesk.known)
+
+    @app.post("/internal/prices/plan")
+    async def plan_prices(body: PricesAsked) -> dict[str, Any]:
+        return await price_desk.ask("", lambda desk: desk.plan(body))
+
+    @app.post("/internal/prices/apply")
+    async def apply_prices(body: PricesApplied) -> dict[str, Any]:
+        return await price_desk.ask("", lambda desk: desk.apply(body))
 
     @app.get("/internal/status")
     async def status() -> dict[str, Any]:
@@ -142,9 +161,21 @@ def _handle_errors(app: FastAPI) -> None:
     async def _invalid_query(_request: Request, error: InvalidQuery) -> JSONResponse:
         return _error(400, str(error), "invalid_value", error.param)
 
+    @app.exception_handler(PriceRefused)
+    @app.exception_handler(PriceInexact)
+    async def _price_refused(_request: Request, error: Exception) -> JSONResponse:
+        return _error(400, str(error), "price_refused", "prices")
+
     @app.exception_handler(SqlRefused)
     async def _refused(_request: Request, error: SqlRefused) -> JSONResponse:
         return _error(400, str(error), "sql_refused", "query")
+
+    @app.exception_handler(ClickHouseFailed)
+    async def _failed(_request: Request, error: ClickHouseFailed) -> JSONResponse:
+        if error.name == "TIMEOUT_EXCEEDED":
+            return _error(504, str(error), "timeout")
+        code = "sql_refused" if isinstance(error, Refused) else "sql_failed"
+        return _error(400, str(error)[:2_000], code, "query")
 
     @app.exception_handler(StoreError)
     async def _store_error(request: Request, error: StoreError) -> JSONResponse:
@@ -162,15 +193,24 @@ def _handle_errors(app: FastAPI) -> None:
         return _error(504, "the query took too long", "timeout")
 
 
-def reader_pools(open_reader: Callable[[], Reader], query_timeout_s: float) -> tuple[ReaderPool, ReaderPool]:
-    """For usage and for SQL."""
-    answer_s = query_timeout_s + _DEADLINE_SLACK_S
-    usage = ReaderPool(
+def usage_readers(open_reader: Callable[[], Reader], query_timeout_s: float) -> ReaderPool[Reader]:
+    return ReaderPool(
         open_reader, "usage-reader", threads=USAGE_THREADS, max_waiting=_WAITING, max_of_tenant=_OF_TENANT,
-        wait_s=query_timeout_s, answer_s=answer_s,
+        wait_s=query_timeout_s, answer_s=query_timeout_s + _DEADLINE_SLACK_S,
     )  # fmt: skip
-    sql = ReaderPool(
+
+
+def sql_reader(open_reader: Callable[[], Reader], query_timeout_s: float) -> ReaderPool[Reader]:
+    """Of its own, so that a long SELECT of the operator does not hold up the gateway."""
+    return ReaderPool(
         open_reader, "sql-reader", threads=1, max_waiting=_WAITING, max_of_tenant=_WAITING, wait_s=query_timeout_s,
-        answer_s=answer_s,
+        answer_s=query_timeout_s + _DEADLINE_SLACK_S,
     )  # fmt: skip
-    return usage, sql
+
+
+def price_desk(open_store: Callable[[], ClickHouseStore], query_timeout_s: float) -> ReaderPool[PriceDesk]:
+    """One change at a time."""
+    return ReaderPool(
+        lambda: PriceDesk(open_store(), now_ms), "prices", threads=1, max_waiting=_WAITING, max_of_tenant=_WAITING,
+        wait_s=query_timeout_s, answer_s=query_timeout_s + _DEADLINE_SLACK_S,
+    )  # fmt: skip

@@ -1,6 +1,6 @@
 """uvicorn as billing uses it."""
 
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from billing_jobs.metrics import BillingMetrics
 from streams.connections.config import BoundedConfig
@@ -15,7 +15,7 @@ HEAD_TIMEOUT_S = 10.0
 class ServerConfig(BoundedConfig):
     """Who has no password holds no more than a head, for a while."""
 
-    def __init__(self, app: FastAPI, host: str, port: int, metrics: BillingMetrics) -> None:
+    def __init__(self, app: ASGIApp, host: str, port: int, metrics: BillingMetrics) -> None:
         super().__init__(
             app, host=host, port=port, http=HttpProtocol, ws="none", log_config=None, access_log=False,
             server_header=False, timeout_graceful_shutdown=5,

@@ -96,7 +96,7 @@ class Sink:
     `load_prices` gives every price appended by now, by whichever member; it raises StoreError. `log_id` says which log
     this is, empty where that is not known; it raises LogError. `reprice` gives up to so many rows that wait for a price
     the one that is known now, and says how many; it raises StoreError. `progress` may be read
-    from other threads. Raises CutUnreadable, AnotherLog, PriceConflict and LogError (not retriable); then the process
+    from other threads. Raises CutUnreadable, AnotherLog and LogError (not retriable); then the process
     must end, and the next one resumes from the commits.
     """
 

@@ -4,9 +4,8 @@ Calls block; each object here is used from one thread. An error leaves the conne
 to prefix the next answer with the failed query's output), so every error replaces it.
 """
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -20,18 +19,20 @@ from clickhouse_connect.driver.exceptions import ClickHouseError
 from clickhouse_connect.driver.httputil import default_pool_manager
 
 from billing_jobs.cut import Batch
-from billing_jobs.pricing import PriceRow
+from billing_jobs.embedded import EMBEDDED_DATABASE, EngineFailed, EngineMissing, start_engine, statements_of
+from billing_jobs.pricing import PriceRow, TokenCounts
 from billing_jobs.repricing import reprice
 from billing_jobs.rows import INSERT_SETTINGS, NAME, TEXT, TIME, TableRows, tables_of
 from streams.settings import BillingSettings, Settings
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 MIGRATIONS = {
     1: "1_tables.sql",
     2: "2_usage_precedence.sql",
     3: "3_price_differences.sql",
     4: "4_log_identity.sql",
     5: "5_repricing.sql",
+    6: "6_price_changes.sql",
 }
 """Schema version → the statements that lead to it from the one before."""
 _NOT_TO_BE_REPEATED = {
@@ -40,7 +41,6 @@ _NOT_TO_BE_REPEATED = {
 }
 """Of a step that replaces a table, so that nobody may write meanwhile: 1 where it is made, as in new tables it is."""
 
-EMBEDDED_DATABASE = "sluice"
 _SERVER_TIMEOUT_S = 30
 _MIGRATION_TIMEOUT_S = 3_600
 """A statement that copies a table must not go on at the server when nobody waits for it any more."""
@@ -125,14 +125,19 @@ class Database:
     """Where the tables are. An embedded one lives until `close`."""
 
     def __init__(
-        self, open_client: Callable[[dict[str, Any], int], Any], prepare: Callable[[Any], None] = lambda _client: None
+        self,
+        open_client: Callable[[dict[str, Any], int], Any],
+        prepare: Callable[[Any], None] = lambda _client: None,
+        start_engine: Callable[[], Any] | None = None,
     ) -> None:
         """`open_client` takes settings, in order, and how many seconds an answer of a server may take. `prepare` is
-        given a client once the tables are up to date.
+        given a client once the tables are up to date. `start_engine` gives what keeps an embedded one running until it
+        is closed.
         """
         self._open_client = open_client
         self._prepare = prepare
-        self._anchor: Connection | None = None
+        self._start_engine = start_engine
+        self._engine: Any = None
 
     @classmethod
     def from_settings(cls, settings: Settings) -> Self:
@@ -147,13 +152,7 @@ class Database:
         path.mkdir(parents=True, exist_ok=True)
 
         def open_client(settings: dict[str, Any], _timeout_s: int) -> Any:
-            try:
-                client = clickhouse_connect.get_client(interface="chdb", path=str(path))
-            except ImportError:
-                raise StoreError(
-                    "the embedded ClickHouse is not installed: install Sluice with its extra `embedded` ("
-                    "clickhouse-connect[chdb]), or name a server of your own in billing.clickhouse_url"
-                ) from None
+            client = clickhouse_connect.get_client(interface="chdb", path=str(path))
             try:
                 client.command(f"CREATE DATABASE IF NOT EXISTS {quote_identifier(name)}")
                 client.database = name
@@ -166,7 +165,7 @@ class Database:
                 raise
             return client
 
-        return cls(open_client, _remove_parts_one_by_one)
+        return cls(open_client, _remove_parts_one_by_one, lambda: start_engine(path))
 
     @classmethod
     def server(cls, url: str, options: Mapping[str, Any] = MappingProxyType({})) -> Self:
@@ -191,21 +190,25 @@ class Database:
 
     def open(self) -> None:
         """Starts the engine, if embedded, and brings the tables up to date. Raises StoreError, SchemaTooNew."""
+        if self._start_engine is not None:
+            try:
+                self._engine = self._start_engine()
+            except (EngineMissing, EngineFailed) as error:
+                raise StoreError(str(error)) from None
         settings = {"max_execution_time": _MIGRATION_TIMEOUT_S}
         connection = Connection(lambda: self._open_client(settings, _MIGRATION_TIMEOUT_S + _SERVER_TIMEOUT_S))
-        with connection.client() as client:
+        with closing(connection), connection.client() as client:
             _migrate(client)
             self._prepare(client)
-        # An embedded engine stops with its last connection; this one is kept for that and not used otherwise.
-        self._anchor = connection
 
     def connection(self, settings: dict[str, Any] | None = None) -> "Connection":
         """`settings` are applied in order, so `readonly` goes last."""
         return Connection(lambda: self._open_client(settings or {}, _SERVER_TIMEOUT_S))
 
     def close(self) -> None:
-        if self._anchor is not None:
-            self._anchor.close()
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.close()
 
 
 class Connection:
@@ -232,12 +235,6 @@ class Connection:
             client.close()
 
 
-def _statements(sql: str) -> list[str]:
-    """The files under migration hold no `;` and no `--` inside literals."""
-    bare = re.sub(r"--[^\n]*", "", sql)
-    return [statement.strip() for statement in bare.split(";") if statement.strip()]
-
-
 def _migrate(client: Any) -> None:
     client.command(
         "CREATE TABLE IF NOT EXISTS schema_version (version UInt32, applied_at DateTime64(3, 'UTC') DEFAULT now64(3))"
@@ -248,7 +245,7 @@ def _migrate(client: Any) -> None:
         if _schema_version(client) >= version:
             continue
         if version not in _NOT_TO_BE_REPEATED or not client.query(_NOT_TO_BE_REPEATED[version]).first_row[0]:
-            for statement in _statements((files("billing_jobs") / "migrations" / MIGRATIONS[version]).read_text()):
+            for statement in statements_of((files("billing_jobs") / "migrations" / MIGRATIONS[version]).read_text()):
                 client.command(statement)
         client.insert("schema_version", [[version]], column_names=["version"])
 
@@ -278,9 +275,11 @@ class ClickHouseStore:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+        self.writes = 0
+        """That ended, well or not; it may be read from any thread, to see whether tables may have changed."""
 
     def insert(self, batch: Batch, *, again: bool) -> None:
-        with self._connection.client() as client:
+        with self._writing() as client:
             for rows in tables_of(batch):
                 _insert(client, rows, {"insert_deduplication_token": batch.cut.token})
                 # The engine notes the token before the rows become visible. Killed in between, it would take this
@@ -316,24 +315,42 @@ class ClickHouseStore:
             ("reason", TEXT, [decision.reason]),
         ]
         names, types, values = zip(*columns, strict=True)
-        with self._connection.client() as client:
+        with self._writing() as client:
             _insert(client, TableRows("billing_decisions", "topic", names, types, list(values)), {})
 
     def prices(self) -> list[PriceRow]:
+        """Of two of a model that start together, the one that counts comes first."""
         with self._connection.client() as client:
             found = client.query(
-                "SELECT DISTINCT model, currency, toUnixTimestamp64Milli(valid_from), uncached_input_pico,"
-                " cached_input_pico, output_pico, reasoning_pico FROM prices ORDER BY model, valid_from"
+                "SELECT model, currency, toUnixTimestamp64Milli(valid_from), uncached_input_pico, cached_input_pico,"
+                " output_pico, reasoning_pico FROM prices ORDER BY model, valid_from, recorded_at, version"
             ).result_rows
-        return [PriceRow(*row) for row in found]
+        return list(dict.fromkeys(PriceRow(*row) for row in found))
+
+    def price_version(self) -> int:
+        """Of the last change; 0 where there was none."""
+        with self._connection.client() as client:
+            return int(client.query("SELECT max(version) FROM prices").first_row[0])
+
+    def used_tokens(self, models: Sequence[str], since_ms: int) -> dict[str, TokenCounts]:
+        """What was charged of each model and accepted since then."""
+        with self._connection.client() as client:
+            found = client.query(
+                "SELECT model, sum(uncached_input_tokens), sum(cached_input_tokens), sum(output_tokens),"
+                " sum(reasoning_tokens) FROM usage_events FINAL WHERE charge_state = 'priced'"
+                " AND accepted_at >= fromUnixTimestamp64Milli({since_ms:Int64}, 'UTC')"
+                " AND model IN {models:Array(String)} GROUP BY model",
+                parameters={"since_ms": since_ms, "models": list(models)},
+            ).result_rows
+        return {model: TokenCounts(*map(int, tokens)) for model, *tokens in found}
 
     def reprice(self, max_rows: int) -> int:
         """As `repricing.reprice` says."""
-        with self._connection.client() as client:
+        with self._writing() as client:
             return reprice(client, max_rows)
 
-    def append_prices(self, rows: Sequence[PriceRow]) -> None:
-        """The caller appends a row once: `pricing.prices_to_append` says which."""
+    def append_prices(self, rows: Sequence[PriceRow], version: int = 0, actor: str = "", reason: str = "") -> None:
+        """`version` is of the change; 0: a model's first price, which needs no actor and no reason."""
         columns = [
             ("price_id", "String", [row.price_id for row in rows]),
             ("model", "String", [row.model for row in rows]),
@@ -343,10 +360,21 @@ class ClickHouseStore:
             ("cached_input_pico", "Int64", [row.cached_input_pico for row in rows]),
             ("output_pico", "Int64", [row.output_pico for row in rows]),
             ("reasoning_pico", "Int64", [row.reasoning_pico for row in rows]),
+            ("version", "UInt32", [version] * len(rows)),
+            ("actor", TEXT, [actor] * len(rows)),
+            ("reason", TEXT, [reason] * len(rows)),
         ]
         names, types, values = zip(*columns, strict=True)
-        with self._connection.client() as client:
+        with self._writing() as client:
             _insert(client, TableRows("prices", "price_id", names, types, list(values)), {})
+
+    @contextmanager
+    def _writing(self) -> Iterator[Any]:
+        try:
+            with self._connection.client() as client:
+                yield client
+        finally:
+            self.writes += 1
 
     def close(self) -> None:
         self._connection.close()

@@ -463,11 +463,27 @@ class BillingSettings(_Section):
     )
     query_timeout_s: float = Field(default=10, gt=0)
     max_query_rows: int = Field(default=10_000, ge=1)
+    analysts_host: str = "127.0.0.1"
+    analysts_port: int = Field(
+        default=18124, ge=0, le=65_535, description="ClickHouse's HTTP interface over the embedded engine."
+    )
+    readers: int = Field(
+        default=2, ge=1, le=64, description="Processes that answer analysts; each runs one statement at a time."
+    )
+    reader_memory_mib: int = Field(default=1_024, ge=256, description="Of each of them.")
+    reader_age_s: float = Field(
+        default=5, gt=0, description="So old may be what they read, besides what waits in the log."
+    )
 
     @property
     def client_url(self) -> str:
         """Where to reach its HTTP interface, without a slash at the end."""
         return self.url.rstrip("/") or f"http://{reachable(self.host)}:{self.port}"
+
+    @property
+    def analysts_url(self) -> str:
+        """Of ClickHouse's interface over the embedded engine, on this machine."""
+        return f"http://{reachable(self.analysts_host)}:{self.analysts_port}"
 
     @field_validator("clickhouse_password")
     @classmethod

@@ -77,11 +77,12 @@ def chat(
                 messages = [*asked, {"role": "assistant", "content": answer.text}]
 
 
-def query(settings: Settings, sql_text: str) -> dict[str, Any]:
-    """`columns`, `rows` and `truncated` from the billing process. Raises CommandError with ClickHouse's own words."""
-    answer = httpx.post(
-        f"{settings.billing.client_url}/internal/sql",
-        json={"query": sql_text},
+def ask_billing(settings: Settings, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    """What the billing process answers. Raises CommandError with its own words, which may be ClickHouse's."""
+    answer = httpx.request(
+        method,
+        f"{settings.billing.client_url}{path}",
+        json=body,
         headers={"Authorization": f"Bearer {settings.keyring(Purpose.BILLING).current.decode()}"},
         timeout=settings.billing.query_timeout_s + HTTP_SLACK_S,
         trust_env=False,  # a proxy of the environment would be told the password
@@ -93,6 +94,11 @@ def query(settings: Settings, sql_text: str) -> dict[str, Any]:
             raise CommandError(f"billing answered with status {answer.status_code}") from None
     result: dict[str, Any] = answer.json()
     return result
+
+
+def query(settings: Settings, sql_text: str) -> dict[str, Any]:
+    """`columns`, `rows` and `truncated`. Raises CommandError."""
+    return ask_billing(settings, "POST", "/internal/sql", {"query": sql_text})
 
 
 def _show(columns: list[str], rows: list[list[Any]]) -> None:

@@ -32,10 +32,10 @@ def has_jars(libs: Path) -> bool:
     return all(sizes.get(name) for name in locked())
 
 
-def fetch_command(destination: Path) -> list[str]:
-    """Fetches the jars named in `deploy/install/kafka/pom.xml` through the user's own Maven."""
+def fetch_command(destination: Path, pom: Path = POM) -> list[str]:
+    """Fetches the jars that `pom` names, Kafka's unless another is told, through the user's own Maven."""
     return [
-        "mvn", "--batch-mode", "--quiet", "--file", str(POM), "dependency:copy-dependencies",
+        "mvn", "--batch-mode", "--quiet", "--file", str(pom), "dependency:copy-dependencies",
         "-DincludeScope=runtime", f"-DoutputDirectory={destination}",
     ]  # fmt: skip
 

@@ -292,6 +292,9 @@ def make_plan(data: DataFolder, keys: Keys, options: Options, rng: random.Random
     environment["SLUICE_BILLING__PORT"] = str(
         ports.fixed(billing.port, "billing", "SLUICE_BILLING__PORT", billing.host)
     )
+    environment["SLUICE_BILLING__ANALYSTS_PORT"] = str(
+        ports.fixed(billing.analysts_port, "billing", "SLUICE_BILLING__ANALYSTS_PORT", billing.analysts_host)
+    )
     gateways = [
         ports.fixed(edge.port + number if edge.port else 0, "gateway", "SLUICE_GATEWAY__PORT", edge.host)
         for number in range(options.gateways)
@@ -312,7 +315,7 @@ def make_plan(data: DataFolder, keys: Keys, options: Options, rng: random.Random
         kafka=kafka,
         engine=", ".join(sorted({pool.engine for pool in settings.pools})),
         gateway_urls=tuple(f"{scheme}://{reachable(settings.gateway.host)}:{port}" for port in gateways),
-        clickhouse_url=settings.billing.clickhouse_url or settings.billing.client_url,
+        clickhouse_url=settings.billing.clickhouse_url or settings.billing.analysts_url,
     )
 
 

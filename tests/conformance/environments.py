@@ -10,12 +10,14 @@ from pathlib import Path
 from shutil import which
 from typing import Any
 
-from benchmarks.environments import NotInstalled, node_packages, python_with
+from benchmarks.environments import NotInstalled, go_main, jars, node_packages, python_with
 
 CLIENTS = Path(__file__).parent / "clients"
 REQUIREMENTS = Path(__file__).parent / "requirements"
 NODE, OURS = "node", "ours"
 """Beside those of `requirements/`: Node's packages, and what Sluice is installed with itself."""
+CLICKHOUSE_NODE, CLICKHOUSE_GO, CLICKHOUSE_JDBC = "clickhouse-node", "clickhouse-go", "clickhouse-jdbc"
+"""ClickHouse's own clients, each for its language alone."""
 WITHOUT_TORCH = ("guidellm",)
 DEADLINE_S = 900.0
 """Of all that a script does, with loading the package on a machine that has much else to do."""
@@ -37,7 +39,14 @@ def run_client(
 
     Raises NotInstalled.
     """
-    command, text, folder = _node(script) if environment == NODE else _python(environment, script, abilities, home)
+    if environment in (NODE, CLICKHOUSE_NODE):
+        command, text, folder = _node(environment, script)
+    elif environment == CLICKHOUSE_GO:
+        command, text, folder = _go(environment, script), "", home
+    elif environment == CLICKHOUSE_JDBC:
+        command, text, folder = _java(environment, script), "", home
+    else:
+        command, text, folder = _python(environment, script, abilities, home)
     environ = {"PATH": os.environ["PATH"], "HOME": str(home), "LANG": "C.UTF-8"}
     done = subprocess.run(
         command,
@@ -84,10 +93,23 @@ def _installed(environment: str) -> Path:
     return python_with(f"conformance/{environment}", arguments, locked=requirements.read_text())
 
 
-def _node(script: str) -> tuple[list[str], str, Path]:
+def _node(environment: str, script: str) -> tuple[list[str], str, Path]:
     """A script comes as standard input, because Node looks for packages beside what it runs."""
     if which("node") is None:
         raise NotInstalled("there is no node")
-    folder = node_packages(f"conformance/{NODE}", REQUIREMENTS / NODE)
+    folder = node_packages(f"conformance/{environment}", REQUIREMENTS / environment)
     text = (CLIENTS / f"{script}.mjs").read_text() + (CLIENTS / "run.mjs").read_text()
     return ["node", "--input-type=module"], text, folder
+
+
+def _go(environment: str, script: str) -> list[str]:
+    locked = [REQUIREMENTS / environment / file for file in ("go.mod", "go.sum")]
+    return [str(go_main(f"conformance/{environment}", [*locked, CLIENTS / f"{script}.go"]))]
+
+
+def _java(environment: str, script: str) -> list[str]:
+    """Java compiles a program of one file as it starts it."""
+    if which("java") is None:
+        raise NotInstalled("there is no java")
+    folder = jars(f"conformance/{environment}", REQUIREMENTS / environment)
+    return ["java", "-cp", f"{folder}/*", str(CLIENTS / f"{script}.java")]

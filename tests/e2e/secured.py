@@ -53,7 +53,8 @@ class SecuredStack:
         self.folder = folder
         self.authority = Authority(folder / "tls")
         self._pair = self.authority.pair("server")
-        self.port, broker, controller, self.redis_port, self.billing_port, *health = free_ports(5 + len(PROCESSES))
+        ports = free_ports(6 + len(PROCESSES))
+        self.port, broker, controller, self.redis_port, self.billing_port, self.analysts_port, *health = ports
         self.health_ports = dict(zip(PROCESSES, health, strict=True))
         self.tenants_file = folder / "tenants.toml"
         self.config_file = folder / "sluice.toml"
@@ -125,7 +126,7 @@ class SecuredStack:
             # Split, so that every topic between the stages is used.
             "admission": {"placement": "split"},
             "worker": {"lease_ms": 1_000},
-            "billing": {"port": self.billing_port, "batch_wait_ms": 50},
+            "billing": {"port": self.billing_port, "analysts_port": self.analysts_port, "batch_wait_ms": 50},
             "pools": [{"name": "default", "engine": "simulated", "engine_args": ENGINE}],
             "models": [
                 {

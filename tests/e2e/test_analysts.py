@@ -1,9 +1,12 @@
 """Analysts: what `sluice sql` and `GET /v1/usage` say is what the clients were told, tenant by tenant."""
 
 import time
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
+import clickhouse_connect
 import openai
 import pytest
 
@@ -12,7 +15,7 @@ from deploy.cli.questions import query
 from deploy.local.runner import Stack
 from tests.e2e.records import job, result, signature, submit, usage_rows
 from tests.e2e.sockets import open_socket
-from tests.e2e.stacks import LONG, TIMEOUT_S, http_client, openai_client, user
+from tests.e2e.stacks import LONG, TIMEOUT_S, api_key, http_client, openai_client, user
 from tests.servers import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
@@ -104,6 +107,25 @@ def test_tables_and_usage_agree_with_what_clients_were_told(stack: Stack) -> Non
             grouped = client.get("/v1/usage", params=window).json()
             groups = {(each["model"], each["ending"]) for bucket in grouped["data"] for each in bucket["results"]}
             assert ("sluice-tiny", "completed") in groups
+
+
+def test_a_tenants_own_tools_see_what_its_clients_were_told_and_nobody_else(stack: Stack) -> None:
+    told = {tenant: ask_in_every_way(stack, tenant, 7) for tenant in ("north", "south")}
+    rows_of(stack, told["north"] | told["south"])
+    url = urlsplit(stack.plan.settings.billing.analysts_url)
+    client = clickhouse_connect.get_client(
+        host=url.hostname, port=url.port or 0, username="north", password=api_key(stack, "north"), database="sluice"
+    )
+    with closing(client):
+
+        def seen() -> dict[str, int]:
+            return dict(client.query("SELECT response_id, output_tokens FROM usage").result_rows)
+
+        until(lambda: seen().keys() >= told["north"].keys(), "a newer snapshot is read", TIMEOUT_S, every_s=0.5)
+        for response_id, expected in told["north"].items():
+            assert seen()[response_id] == expected.completion_tokens
+        assert not seen().keys() & told["south"].keys()
+        assert client.query("SELECT DISTINCT tenant_id FROM usage").result_rows == [("north",)]
 
 
 def test_a_job_counts_for_its_tenant(stack: Stack) -> None:

@@ -51,7 +51,7 @@ def test_status_has_what_a_script_needs(stack: Stack) -> None:
     assert set(status["models"]) == {"sluice-tiny", "default", "sluice-embed"}
     assert status["kafka"] == stack.plan.settings.kafka.bootstrap
     assert status["redis"] == stack.plan.settings.redis.url
-    assert httpx.get(f"{status['clickhouse']}/internal/status", timeout=TIMEOUT_S).status_code == 401
+    assert httpx.get(f"{status['clickhouse']}/ping", timeout=TIMEOUT_S).text == "Ok.\n"
     assert status["tenant"] == "demo"
     assert set(status["producer"]) == {"key_id", "key_file", "topics", "group_prefix"}
     assert status["producer"]["topics"] == {"intake": "local.intake.batch", "results": "local.results.demo"}
@@ -211,6 +211,15 @@ def test_a_question_in_sql_is_answered_and_a_wrong_one_explained(stack: Stack) -
     assert refused.returncode == 1
     assert refused.stderr.startswith("sluice: ")
     assert "Traceback" not in refused.stderr
+
+
+def test_prices_are_listed_and_a_plan_says_that_nothing_would_change(stack: Stack) -> None:
+    known = shown(stack, "prices", "list")
+    [price] = (price for price in known["prices"] if price["model"] == "sluice-tiny")
+    assert (price["valid_from_ms"], price["per_million_tokens"]["output"]) == (0, "0.4")
+    assert shown(stack, "prices", "plan")["changes"] == []
+    done = sluice(stack, "prices", "apply", "--reason", "none", "--yes")
+    assert (done.returncode, done.stderr) == (0, "the prices of the settings are in force\n")
 
 
 def test_a_trace_tells_each_step_of_an_answer_and_where_it_stands(stack: Stack) -> None:

@@ -14,6 +14,7 @@ import httpx
 import pytest
 from confluent_kafka.admin import AdminClient
 
+from deploy.tenants_file import write_tenants
 from streams.log.kafka import KafkaProducer
 from streams.provisioning import provision
 from streams.settings import KafkaSettings
@@ -46,6 +47,8 @@ class Billing:
         self.topics = Topics(region, ["default"], kafka.partitions)
         config = folder / "sluice.toml"
         config.write_text(CONFIG)
+        tenants = folder / "tenants.toml"
+        write_tenants(tenants, [])
         self.environment = {
             **os.environ,
             "SLUICE_CONFIG": str(config),
@@ -56,6 +59,8 @@ class Billing:
             "SLUICE_KAFKA__BOOTSTRAP": kafka.bootstrap,
             "SLUICE_KAFKA__SESSION_TIMEOUT_MS": str(kafka.session_timeout_ms),
             "SLUICE_BILLING__PORT": str(self.port),
+            "SLUICE_BILLING__ANALYSTS_PORT": "0",
+            "SLUICE_TENANTS_FILE": str(tenants),
             "SLUICE_BILLING__BATCH_ROWS": "50",
             "SLUICE_BILLING__BATCH_WAIT_MS": "50",
         }
@@ -145,6 +150,35 @@ def test_a_first_answer_does_not_wait_for_a_batch_to_gather(billing: Billing, ka
             producer.produce(billing.topics.usage.name, event.encode(), key=event.response_id)
             assert producer.flush(60) == 0
             until(lambda: billing.counts() == expected(number + 1), "it is in the tables", every_s=0.1)  # noqa: B023
+
+
+def test_a_restart_with_another_price_charges_as_before_until_the_change_is_applied(
+    billing: Billing, kafka_settings: KafkaSettings
+) -> None:
+    topic = billing.topics.usage
+    provision(kafka_settings, [topic, billing.topics.dead_letters])
+    put(kafka_settings, topic, range(5))
+    with billing.running():
+        until(lambda: billing.counts() == expected(5), "it is in the tables", every_s=0.1)
+    config = Path(billing.environment["SLUICE_CONFIG"])
+    config.write_text(config.read_text().replace('output = "0.40"', 'output = "0.80"'))
+    with billing.running():
+        put(kafka_settings, topic, range(5, 10))
+        until(lambda: billing.counts() == expected(10), "it is charged as before", every_s=0.1)
+        assert "sluice_billing_prices_not_applied 1.0" in billing.metrics()
+        asked = {"prices": [{"model": "tiny", "price": {"output": "0.80"}}]}
+        url = f"http://127.0.0.1:{billing.port}/internal/prices"
+        [change] = billing.http.post(f"{url}/plan", json=asked).json()["changes"]
+        assert (change["before"]["per_million_tokens"]["output"], change["after"]["per_million_tokens"]["output"]) == (
+            "0.4", "0.8",
+        )  # fmt: skip
+        named = {"version": 0, "actor": "kim", "reason": "dearer chips"}
+        assert billing.http.post(f"{url}/apply", json={**asked, **named}).json()["version"] == 1
+        # It was accepted long ago, and has its price.
+        put(kafka_settings, topic, range(10, 15))
+        until(lambda: billing.counts() == expected(15), "it is charged as before", every_s=0.1)
+    with billing.running():
+        assert "sluice_billing_prices_not_applied 0.0" in billing.metrics()
 
 
 def decided(billing: Billing, *words: str) -> subprocess.CompletedProcess[str]:

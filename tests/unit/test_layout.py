@@ -105,7 +105,7 @@ def _distribution_of(module: str) -> str | None:
 def test_what_is_imported_is_declared_and_what_is_declared_is_used() -> None:
     extras = PROJECT["project"]["optional-dependencies"]
     required = _names(PROJECT["project"]["dependencies"])
-    extra = _names([*extras["cpu"], *extras["gpu"], *extras["demo"], *extras["tracing"]])
+    extra = _names([each for name in ("cpu", "gpu", "demo", "tracing", "embedded") for each in extras[name]])
     dev = _names(PROJECT["dependency-groups"]["dev"])
     assert _imported(OURS) - BY_NAME <= required | extra
     assert _imported(BESIDE) - BY_NAME <= required | extra | dev

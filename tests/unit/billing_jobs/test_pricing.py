@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from billing_jobs.pricing import (
     Charge,
     PriceBook,
-    PriceConflict,
     PriceInexact,
     PriceRow,
     charge,
+    cost_of,
+    first_prices,
     pico_per_token,
-    price_event,
     price_row,
-    prices_to_append,
+    priced_otherwise,
 )
 from schemas.usage import UsageEvent
 from streams.directory import Model, Price
@@ -60,17 +60,16 @@ def test_a_line_equals_the_sum_in_exact_fractions(
     in_currency = sum(
         Fraction(count) * Fraction(price, 10**6) / 10**6 for count, price in zip(tokens, prices, strict=True)
     )
-    assert Fraction(price_event(event, price_row(catalogue, 0)), 10**12) == in_currency
+    assert Fraction(cost_of(event, price_row(catalogue, 0)), 10**12) == in_currency
 
 
-def test_the_first_price_of_a_model_holds_from_the_epoch_and_a_changed_one_from_now() -> None:
-    first = prices_to_append([model(output="0.40")], [], now_ms=1_000)
+def test_the_first_price_of_a_model_holds_from_the_epoch_and_a_restart_with_another_changes_nothing() -> None:
+    first = first_prices([model(output="0.40")], [])
     assert [row.valid_from_ms for row in first] == [0]
-    assert prices_to_append([model(output="0.40")], first, now_ms=2_000) == []
-    changed = prices_to_append([model(output="0.50")], first, now_ms=3_000)
-    assert [(row.valid_from_ms, row.output_pico) for row in changed] == [(3_000, 500_000)]
-    back = prices_to_append([model(output="0.40")], [*first, *changed], now_ms=4_000)
-    assert [(row.valid_from_ms, row.output_pico) for row in back] == [(4_000, 400_000)]
+    assert first_prices([model(output="0.50")], first) == []
+    assert priced_otherwise([model(output="0.50")], first, now_ms=2_000) == ["tiny"]
+    assert priced_otherwise([model(output="0.40")], first, now_ms=2_000) == []
+    assert priced_otherwise([model(output="0.40")], [], now_ms=2_000) == []
 
 
 def test_a_request_is_priced_by_when_it_was_accepted() -> None:
@@ -89,11 +88,10 @@ def test_no_price_before_its_start() -> None:
     assert PriceBook([price_row(model(), NOON_MS)]).at("tiny", NOON_MS - 1) is None
 
 
-def test_two_prices_with_one_start_are_a_conflict_and_a_repeated_row_is_not() -> None:
-    row = price_row(model(), 0)
-    assert PriceBook([row, row]).at("tiny", 5) == row
-    with pytest.raises(PriceConflict, match="tiny"):
-        PriceBook([row, price_row(model(output="9"), 0)])
+def test_of_two_prices_with_one_start_the_one_that_was_recorded_first_counts() -> None:
+    row, other = price_row(model(), 0), price_row(model(output="9"), 0)
+    assert PriceBook([row, row, other]).at("tiny", 5) == row
+    assert PriceBook([other, row]).at("tiny", 5) == other
 
 
 def test_a_billable_event_is_charged_for_every_accepted_token() -> None:

@@ -15,18 +15,21 @@ from billing_jobs.metrics import BillingMetrics
 from billing_jobs.pricing import PriceBook, PriceRow
 from billing_jobs.queries import Reader, UsageQuery, decimal_units, read_settings
 from billing_jobs.readers import ReaderBusy, ReaderPool
-from billing_jobs.server import create_app
+from billing_jobs.server import Sql, create_app
 from billing_jobs.server_config import ServerConfig
 from billing_jobs.sink import Progress
 from billing_jobs.sql_guard import MAX_SQL_CHARS
 from billing_jobs.store import ClickHouseStore, Connection, Database
 from schemas.base import Scope
 from schemas.usage_query import InvalidQuery
+from streams.keyring import Keyring
 from tests.unit.billing_jobs.events import NOON_MS, usage_event
 from tests.unit.billing_jobs.test_store import batch_of
 from tests.unit.streams.gateway.gateway_stack import until
 
 SECRET = "s" * 40
+DESKLESS: Any = None
+"""Where nobody changes prices."""
 NOON_S = NOON_MS // 1_000
 HOUR_S, DAY_S = 3_600, 86_400
 BOOK = PriceBook(
@@ -57,7 +60,7 @@ def store(database: Database) -> ClickHouseStore:
     return ClickHouseStore(database.connection())
 
 
-def reader_thread(connection: Connection, name: str) -> ReaderPool:
+def reader_thread(connection: Connection, name: str) -> ReaderPool[Reader]:
     return ReaderPool(
         lambda: Reader(connection, max_rows=100),
         name,
@@ -69,9 +72,19 @@ def reader_thread(connection: Connection, name: str) -> ReaderPool:
     )
 
 
-def http_client(usage: ReaderPool, sql: ReaderPool) -> httpx.AsyncClient:
+def asked_of(readers: ReaderPool[Reader]) -> Sql:
+    return lambda text: readers.ask("", lambda reader: reader.sql(text))
+
+
+def http_client(usage: ReaderPool[Reader], sql: ReaderPool[Reader]) -> httpx.AsyncClient:
     progress = Progress(3, NOON_MS - 5, NOON_MS)
-    app = create_app(passwords=[SECRET.encode()], usage_reader=usage, sql_reader=sql, progress=lambda: progress)
+    app = create_app(
+        keyring=Keyring((SECRET.encode(),)),
+        usage_reader=usage,
+        sql=asked_of(sql),
+        price_desk=DESKLESS,
+        progress=lambda: progress,
+    )
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     return httpx.AsyncClient(
         transport=transport, base_url="http://billing", headers={"Authorization": f"Bearer {SECRET}"}
@@ -310,7 +323,9 @@ async def test_a_stranger_holds_a_head_for_a_while(
 ) -> None:
     monkeypatch.setattr("billing_jobs.server_config.HEAD_TIMEOUT_S", 0.2)
     unused: Any = None
-    app = create_app(passwords=[b"x"], usage_reader=unused, sql_reader=unused, progress=lambda: Progress(0, 0, 0))
+    app = create_app(
+        keyring=Keyring((b"x",)), usage_reader=unused, sql=unused, price_desk=unused, progress=lambda: Progress(0, 0, 0)
+    )
     server = Server(ServerConfig(app, "127.0.0.1", 0, BillingMetrics(CollectorRegistry())))
     serving = asyncio.ensure_future(server.serve())
     async with asyncio.timeout(60):
@@ -331,7 +346,13 @@ async def test_a_stranger_holds_a_head_for_a_while(
 def test_an_empty_password_opens_nothing() -> None:
     unused: Any = None
     with pytest.raises(ValueError, match="password"):
-        create_app(passwords=[b""], usage_reader=unused, sql_reader=unused, progress=lambda: Progress(0, 0, 0))
+        create_app(
+            keyring=Keyring((b"",)),
+            usage_reader=unused,
+            sql=unused,
+            price_desk=unused,
+            progress=lambda: Progress(0, 0, 0),
+        )
 
 
 # -- bounded -----------------------------------------------------------------------------------------------------------
@@ -365,7 +386,11 @@ async def address(slow: Any) -> AsyncIterator[str]:
         lambda: slow, "usage", threads=2, max_waiting=3, max_of_tenant=2, wait_s=60, answer_s=60,
     )  # fmt: skip
     app = create_app(
-        passwords=[SECRET.encode()], usage_reader=usage, sql_reader=usage, progress=lambda: Progress(0, 0, 0)
+        keyring=Keyring((SECRET.encode(),)),
+        usage_reader=usage,
+        sql=asked_of(usage),
+        price_desk=DESKLESS,
+        progress=lambda: Progress(0, 0, 0),
     )
     server = Server(ServerConfig(app, "127.0.0.1", 0, BillingMetrics(CollectorRegistry())))
     serving = asyncio.create_task(server.serve())

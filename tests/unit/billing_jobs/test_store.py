@@ -401,7 +401,7 @@ def test_a_password_in_the_clear_goes_past_the_proxy_of_the_environment(monkeypa
 
 
 def test_a_missing_engine_is_told_with_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "clickhouse_connect.driver._chdbclient", None)
+    monkeypatch.setitem(sys.modules, "chdb._chdb", None)
     with closing(Database.embedded(tmp_path)) as database, pytest.raises(StoreError) as missing:
         database.open()
     assert "embedded" in str(missing.value)

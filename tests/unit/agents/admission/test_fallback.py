@@ -11,7 +11,7 @@ from agents.admission.brownout import Brownouts
 from agents.admission.routing import QueueBound
 from agents.admission.stages import FUSED, STAGES, Stage
 from agents.quota.port import Decided
-from billing_jobs.pricing import PICO_PER_TOKEN_OF_PRICE, PriceBook, charge, prices_to_append
+from billing_jobs.pricing import PICO_PER_TOKEN_OF_PRICE, PriceBook, charge, first_prices
 from schemas.brownout import Brownout, PoolLevel
 from schemas.endings import EndingCode
 from schemas.fallback import Fallback
@@ -280,7 +280,7 @@ async def test_it_is_billed_at_the_price_of_the_model_that_answers(crowded: Worl
     crowded.catalog.change_model("big", price=Price(output=Decimal(9)))
     crowded.catalog.change_model("tiny", price=Price(output=Decimal(2)))
     await asked(crowded)
-    book = PriceBook(prices_to_append(crowded.catalog.models(), [], crowded.now_ms))
+    book = PriceBook(first_prices(crowded.catalog.models(), []))
     event = usage_event(
         model=opened(crowded).model, requested_model=opened(crowded).requested_model, uncached_input_tokens=0,
         cached_input_tokens=0, output_tokens=3, reasoning_tokens=0, accepted_at_ms=opened(crowded).accepted_at_ms,

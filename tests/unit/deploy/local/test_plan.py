@@ -73,6 +73,7 @@ def test_no_port_is_given_twice(data: DataFolder) -> None:
     ports = [
         *(port for node in plan.kafka for port in (node.port, node.controller_port)),
         settings.billing.port,
+        settings.billing.analysts_port,
         *(urlsplit(url).port for url in (settings.redis.url, settings.redis.history_url)),
         *(spec.health_port for spec in plan.processes if spec.health_port),
         *(int(spec.environment["SLUICE_GATEWAY__PORT"]) for spec in plan.processes if spec.stage is Stage.GATEWAYS),

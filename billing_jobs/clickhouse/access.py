@@ -1,0 +1,209 @@
+"""What the engine itself lets a reader see and spend: grants, row policies and constraints, in its own configuration.
+
+Every connection of an embedded engine is the same user, so the tenant travels in a setting, `log_comment`, that nobody
+can change once the connection is open. A table of tenants without a row policy would show all of them, so a reader's
+snapshot holds those tables alone that have one here.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from xml.sax.saxutils import escape
+
+from billing_jobs.clickhouse.gate import Rules
+from billing_jobs.clickhouse.list_functions import FILE as FUNCTIONS_FILE
+from billing_jobs.embedded import EMBEDDED_DATABASE
+
+TENANT_SETTING = "log_comment"
+SERVER_NAME = "Sluice"
+"""What clients are told that it is called, in place of the machine's name."""
+OPERATOR = "*"
+"""In the place of a tenant: all of them. No tenant is called so."""
+TABLES_DATABASE = "tables"
+"""Where the tables are whose views analysts of a tenant see."""
+
+_OF_TENANTS = {
+    "usage_events": f"tenant_id = getSetting('{TENANT_SETTING}')",
+    "delivered_counts": f"tenant_id = getSetting('{TENANT_SETTING}')",
+    "prices": "1",
+}
+"""Table → which of its rows a tenant sees."""
+_VIEWS_OF_TENANTS = ("usage", "usage_by_hour", "usage_by_day", "delivered_counts", "prices", "price_intervals")
+_TABLES_OF_THE_OPERATOR = (
+    "usage_events", "compute_records", "delivered_counts", "prices", "billing_batches", "billing_decisions",
+    "schema_version", "usage", "usage_by_hour", "usage_by_day", "price_intervals", "price_differences",
+)  # fmt: skip
+_SYSTEM_TABLES = (
+    "aggregate_function_combinators", "columns", "contributors", "data_type_families", "databases", "formats",
+    "functions", "keywords", "numbers", "numbers_mt", "one", "settings", "table_engines", "table_functions", "tables",
+    "time_zones", "zeros",
+)  # fmt: skip
+"""What clients ask when they connect and complete names."""
+_SCHEMA_TABLES = (
+    "columns", "key_column_usage", "referential_constraints", "schemata", "statistics", "tables", "views",
+)  # fmt: skip
+
+_SHOWN_TO_NOBODY = (
+    "asynchronous_metrics", "clusters", "detached_parts", "detached_tables", "disks", "errors", "events", "grants",
+    "macros", "merge_tree_settings", "merges", "metrics", "mutations", "parts", "parts_columns", "processes",
+    "projection_parts", "projection_parts_columns", "projections", "query_cache", "row_policies", "server_settings",
+    "settings_profiles", "storage_policies", "user_processes", "users", "view_refreshes",
+)  # fmt: skip
+"""Tables of `system` that tell of the engine and of everybody's rows; it shows most of them whatever is granted."""
+SETTINGS = frozenset(
+    """
+    aggregate_functions_null_for_empty allow_experimental_analyzer any_join_distinct_right_table_keys
+    cast_keep_nullable count_distinct_implementation date_time_input_format date_time_output_format
+    enable_named_columns_in_function_tuple enable_optimize_predicate_expression extremes final group_by_use_nulls
+    join_algorithm join_default_strictness join_use_nulls limit max_block_size max_execution_time
+    max_result_rows max_rows_to_group_by max_threads offset optimize_move_to_prewhere
+    optimize_read_in_order output_format_arrow_string_as_string output_format_csv_crlf_end_of_line
+    output_format_csv_delimiter output_format_decimal_trailing_zeros output_format_json_array_of_rows
+    output_format_json_escape_forward_slashes output_format_json_named_tuples_as_objects
+    output_format_json_quote_64bit_floats output_format_json_quote_64bit_integers output_format_json_quote_decimals
+    output_format_json_quote_denormals output_format_json_validate_utf8
+    output_format_native_encode_types_in_binary_format
+    output_format_native_use_flattened_dynamic_and_json_serialization output_format_native_write_json_as_string
+    output_format_parquet_string_as_string output_format_pretty_max_rows output_format_tsv_crlf_end_of_line
+    prefer_column_name_to_alias result_overflow_mode session_timezone
+    timeout_overflow_mode totals_mode transform_null_in use_client_time_zone
+    """.split()  # noqa: SIM905 - a page of names
+)
+"""What a statement, or the address that it comes with, may set. The constraints below bound what costs."""
+_FORMATS = frozenset(
+    """
+    Arrow ArrowStream Avro BSONEachRow CSV CSVWithNames CSVWithNamesAndTypes JSON JSONColumns JSONColumnsWithMetadata
+    JSONCompact JSONCompactColumns JSONCompactEachRow JSONCompactEachRowWithNames JSONCompactEachRowWithNamesAndTypes
+    JSONCompactStrings JSONCompactStringsEachRow JSONCompactStringsEachRowWithNames
+    JSONCompactStringsEachRowWithNamesAndTypes JSONEachRow JSONL JSONLines JSONObjectEachRow JSONStrings
+    JSONStringsEachRow LineAsString Markdown MsgPack NDJSON Native Null ORC Parquet Pretty PrettyCompact
+    PrettyCompactMonoBlock PrettyCompactNoEscapes PrettyJSONEachRow PrettyMonoBlock PrettyNDJSON PrettyNoEscapes
+    PrettySpace RawBLOB RowBinary RowBinaryWithNames RowBinaryWithNamesAndTypes SQLInsert TSKV TSV TSVRaw
+    TSVRawWithNames TSVRawWithNamesAndTypes TSVWithNames TSVWithNamesAndTypes TabSeparated TabSeparatedRaw
+    TabSeparatedRawWithNames TabSeparatedRawWithNamesAndTypes TabSeparatedWithNames TabSeparatedWithNamesAndTypes Values
+    Vertical XML
+    """.split()  # noqa: SIM905 - a page of names
+)
+"""None that reads a schema or a template, is another protocol, or tells how much the engine has looked at."""
+_TABLE_FUNCTIONS = frozenset(
+    {"generate_series", "generateseries", "null", "numbers", "numbers_mt", "values", "view", "zeros", "zeros_mt"}
+)
+"""They read nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Which tables a snapshot has, none: all of the database with its views; and in which database they are."""
+
+    database: str
+    tables: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of one statement."""
+
+    time_s: float
+    memory_bytes: int
+    result_bytes: int
+    threads: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """What one kind of reader sees, a tenant's analysts or the operator."""
+
+    layout: Layout
+    tables: tuple[str, ...]
+    policies: dict[str, str]
+    hidden_databases: tuple[str, ...]
+    views: str = ""
+    """A file with statements that a fresh reader runs."""
+
+
+OF_TENANTS = Reach(
+    Layout(TABLES_DATABASE, tuple(_OF_TENANTS)), _VIEWS_OF_TENANTS, _OF_TENANTS, (TABLES_DATABASE, "default"),
+    "readers.sql",
+)  # fmt: skip
+OF_THE_OPERATOR = Reach(Layout(EMBEDDED_DATABASE), _TABLES_OF_THE_OPERATOR, {}, ("default",))
+
+
+def reach_of(tenant: str) -> Reach:
+    return OF_THE_OPERATOR if tenant == OPERATOR else OF_TENANTS
+
+
+@cache
+def _functions() -> frozenset[str]:
+    return frozenset((files("billing_jobs.clickhouse") / FUNCTIONS_FILE).read_text().split())
+
+
+def rules(
+    reach: Reach, engine_functions: frozenset[str], combinators: tuple[str, ...], formats: frozenset[str]
+) -> Rules:
+    """Beside `reach`, what the engine says that it has."""
+    return Rules(
+        database=EMBEDDED_DATABASE,
+        tables=frozenset(
+            [*((EMBEDDED_DATABASE, table) for table in reach.tables), *(("system", table) for table in _SYSTEM_TABLES)]
+            + [(name, cased(table)) for name, cased in (("information_schema", str.lower), ("INFORMATION_SCHEMA",
+               str.upper)) for table in _SCHEMA_TABLES]
+        ),
+        functions=_functions(),
+        combinators=combinators,
+        known_functions=engine_functions,
+        table_functions=_TABLE_FUNCTIONS,
+        settings=SETTINGS,
+        formats=_FORMATS & formats,
+    )  # fmt: skip
+
+
+DATABASES = (EMBEDDED_DATABASE,)
+"""In which statements are asked; tables of others are named with theirs."""
+
+
+def users(reach: Reach, limits: Limits) -> str:
+    """The engine's configuration of its one user."""
+    grants = [
+        f"GRANT SELECT, SHOW ON {EMBEDDED_DATABASE}.*",
+        *(f"GRANT SELECT ON {TABLES_DATABASE}.{table}" for table in reach.policies),
+        *(f"GRANT SELECT ON system.{table}" for table in _SYSTEM_TABLES),
+        *(f"GRANT SELECT ON {schema}.*" for schema in ("information_schema", "INFORMATION_SCHEMA")),
+        # For the views that a fresh reader makes. Who asks is read-only.
+        "GRANT CREATE DATABASE, CREATE VIEW ON *.*",
+    ]
+    hidden = ", ".join(f"'{name}'" for name in reach.hidden_databases)
+    of_system = {
+        "tables": f"database NOT IN ({hidden})",
+        "columns": f"database NOT IN ({hidden})",
+        "databases": f"name NOT IN ({hidden})",
+        **dict.fromkeys(_SHOWN_TO_NOBODY if reach.policies else (), "0"),
+    }
+    policies = _policies(TABLES_DATABASE, reach.policies) + _policies("system", of_system)
+    fixed = (TENANT_SETTING, "readonly", "additional_table_filters", "additional_result_filter", "dialect",
+             "format_schema", "format_template_row", "format_template_resultset", "use_query_cache", "allow_ddl",
+             "allow_introspection_functions", "output_format_write_statistics")  # fmt: skip
+    bounded = {
+        "max_execution_time": limits.time_s, "max_memory_usage": limits.memory_bytes,
+        "max_result_bytes": limits.result_bytes, "max_threads": limits.threads, "max_block_size": 65_409,
+    }  # fmt: skip
+    constraints = "".join(f"<{name}><const/></{name}>" for name in fixed) + "".join(
+        f"<{name}><min>1</min><max>{most:g}</max></{name}>" if isinstance(most, float)
+        else f"<{name}><min>1</min><max>{most}</max></{name}>"
+        for name, most in bounded.items()
+    )  # fmt: skip
+    values = "".join(f"<{name}>{most}</{name}>" for name, most in bounded.items())
+    return (
+        "<clickhouse><profiles><default>"
+        # How much the engine had to look at would tell of the rows of others.
+        f"{values}<output_format_write_statistics>0</output_format_write_statistics><result_overflow_mode>throw</result_overflow_mode><timeout_overflow_mode>throw</timeout_overflow_mode>"
+        f"<constraints>{constraints}</constraints></default></profiles><quotas><default/></quotas>"
+        "<users><default><password></password><networks><ip>::/0</ip></networks>"
+        "<profile>default</profile><quota>default</quota>"
+        f"<grants>{''.join(f'<query>{grant}</query>' for grant in grants)}</grants>"
+        f"<databases>{policies}</databases></default></users></clickhouse>\n"
+    )
+
+
+def _policies(database: str, kept: dict[str, str]) -> str:
+    of_tables = "".join(f"<{table}><filter>{escape(rows)}</filter></{table}>" for table, rows in kept.items())
+    return f"<{database}>{of_tables}</{database}>" if kept else ""

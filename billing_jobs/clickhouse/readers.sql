@@ -1,0 +1,55 @@
+-- What analysts of a tenant see, in the database `sluice` of their reader; the tables themselves are in `tables` there.
+-- Row policies on the tables leave each its own rows; here are the columns that are theirs: nothing of workers, keys of
+-- encryption or the log.
+CREATE VIEW sluice.usage AS
+SELECT
+    usage_id, response_id, choice, tenant_id, project_id, key_id, end_user, region, policy_version, traceparent,
+    schema_version, stage_ms, endpoint, model, requested_model, pool, lane, attempts, ending, finish_reason, billable,
+    billing_rule_version, accepted_at, first_token_at, ended_at, uncached_input_tokens, cached_input_tokens,
+    output_tokens, reasoning_tokens, released_tokens, reserved_tokens, charge_state, cost_pico, currency, price_id,
+    logged_at, toDecimal256(cost_pico, 12) / 1000000000000 AS cost
+FROM tables.usage_events FINAL;
+
+CREATE VIEW sluice.usage_by_hour AS
+SELECT
+    tenant_id, project_id, model, currency, toStartOfHour(accepted_at) AS hour,
+    countIf(choice = 0)                    AS requests,
+    sum(uncached_input_tokens)             AS uncached_input_tokens,
+    sum(cached_input_tokens)               AS cached_input_tokens,
+    sum(output_tokens)                     AS output_tokens,
+    sum(reasoning_tokens)                  AS reasoning_tokens,
+    sum(released_tokens)                   AS released_tokens,
+    countIf(charge_state = 'suspense')     AS suspense_events,
+    sum(cost_pico)                         AS cost_pico
+FROM sluice.usage
+GROUP BY tenant_id, project_id, model, currency, hour;
+
+CREATE VIEW sluice.usage_by_day AS
+SELECT
+    tenant_id, project_id, model, currency, toDate(accepted_at) AS day,
+    countIf(choice = 0)                    AS requests,
+    sum(uncached_input_tokens)             AS uncached_input_tokens,
+    sum(cached_input_tokens)               AS cached_input_tokens,
+    sum(output_tokens)                     AS output_tokens,
+    sum(reasoning_tokens)                  AS reasoning_tokens,
+    sum(released_tokens)                   AS released_tokens,
+    countIf(charge_state = 'suspense')     AS suspense_events,
+    sum(cost_pico)                         AS cost_pico
+FROM sluice.usage
+GROUP BY tenant_id, project_id, model, currency, day;
+
+CREATE VIEW sluice.delivered_counts AS
+SELECT delivered_id, response_id, tenant_id, project_id, region, delivered_tokens, logged_at
+FROM tables.delivered_counts FINAL;
+
+CREATE VIEW sluice.prices AS
+SELECT price_id, model, currency, valid_from, uncached_input_pico, cached_input_pico, output_pico, reasoning_pico
+FROM (SELECT * FROM tables.prices ORDER BY recorded_at, version LIMIT 1 BY model, valid_from);
+
+CREATE VIEW sluice.price_intervals AS
+SELECT
+    price_id, model, currency, valid_from,
+    leadInFrame(toNullable(valid_from)) OVER
+        (PARTITION BY model ORDER BY valid_from ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING) AS valid_until,
+    uncached_input_pico, cached_input_pico, output_pico, reasoning_pico
+FROM sluice.prices;

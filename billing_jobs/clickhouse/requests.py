@@ -1,0 +1,191 @@
+"""What a client of ClickHouse's HTTP interface asks, read out of its address, heads and body. No I/O."""
+
+import base64
+import binascii
+import gzip
+import re
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import backports.zstd as zstd
+import lz4.block
+import lz4.frame
+
+from billing_jobs.clickhouse.access import SETTINGS
+from billing_jobs.clickhouse.asks import Ask
+from billing_jobs.clickhouse.blocks import out_of_blocks
+from billing_jobs.clickhouse.errors import Refused
+from billing_jobs.clickhouse.gate import MAX_STATEMENT_BYTES
+from billing_jobs.embedded import EMBEDDED_DATABASE
+
+DEFAULT_FORMAT = "TabSeparated"
+_WORD = re.compile(r"[A-Za-z0-9]{1,64}")
+DEFAULT_USER = "default"
+"""Whom clients name who were told no user."""
+MAX_WINDOW_LOG = 23
+"""What a packed statement may make its reader hold: 8 MiB."""
+_ENCODINGS = ("zstd", "lz4", "gzip")
+"""In the order in which they are preferred, where a client takes several."""
+_VERSION = re.compile(r"[0-9]{1,9}")
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    user: str
+    password: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """How the answer is to come. `encoding` as in `Content-Encoding`, empty: none; `native`: in ClickHouse's own
+    compressed blocks.
+    """
+
+    encoding: str = ""
+    native: bool = False
+
+
+def credentials(headers: Mapping[str, str], address: Mapping[str, str]) -> Credentials:
+    """As ClickHouse looks for them: its own heads, then `Authorization: Basic`, then the address."""
+    user, key = headers.get("x-clickhouse-user", ""), headers.get("x-clickhouse-key", "")
+    if user or key:
+        return Credentials(user or DEFAULT_USER, key)
+    scheme, _, given = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "basic":
+        try:
+            user, _, key = base64.b64decode(given.strip(), validate=True).decode().partition(":")
+        except (binascii.Error, UnicodeDecodeError):
+            raise Refused("AUTHENTICATION_FAILED", "Invalid HTTP Basic authorization") from None
+        return Credentials(user or DEFAULT_USER, key)
+    if scheme.lower() == "bearer":
+        return Credentials(DEFAULT_USER, given.strip())
+    return Credentials(address.get("user", "") or DEFAULT_USER, address.get("password", ""))
+
+
+def read_ask(
+    tenant: str, address: Sequence[tuple[str, str]], headers: Mapping[str, str], body: bytes
+) -> tuple[Ask, Wish]:
+    """The statement is in the address, the body, or begins in the one and goes on in the other. What is no setting
+    that may be set is passed over, as unknown heads are: clients send some for servers of every age. Raises Refused.
+    """
+    said = dict(address)
+    statement = said.get("query", "")
+    text = _decoded(body, headers.get("content-encoding", ""), said)
+    if text:
+        statement = f"{statement}\n{text}" if statement else text
+    if "\0" in statement:
+        raise Refused("SYNTAX_ERROR", "the statement has a zero byte")
+    ask = Ask(
+        tenant,
+        statement,
+        said.get("database") or headers.get("x-clickhouse-database") or EMBEDDED_DATABASE,
+        _format_of(said.get("default_format") or headers.get("x-clickhouse-format") or DEFAULT_FORMAT),
+        {name.removeprefix("param_"): value for name, value in address if name.startswith("param_")},
+        {name: value for name, value in address if name in SETTINGS},
+        int(version) if _VERSION.fullmatch(version := said.get("client_protocol_version", "")) else 0,
+    )
+    if ask.database == "default":
+        ask = replace(ask, database=EMBEDDED_DATABASE)
+    accepted = {each.split(";")[0].strip() for each in headers.get("accept-encoding", "").lower().split(",")}
+    wants = said.get("enable_http_compression") in ("1", "true")
+    return ask, Wish(
+        encoding=next((each for each in _ENCODINGS if wants and each in accepted), ""),
+        native=said.get("compress") in ("1", "true"),
+    )
+
+
+def _format_of(name: str) -> str:
+    """Whether it is one is seen where the engine is. Raises Refused."""
+    if not _WORD.fullmatch(name):
+        raise Refused("UNKNOWN_FORMAT", "Unknown format")
+    return name
+
+
+def _decoded(body: bytes, encoding: str, said: Mapping[str, str]) -> str:
+    """Raises Refused."""
+    try:
+        plain = _decompressed(body, encoding.lower().strip())
+        if said.get("decompress") in ("1", "true"):
+            plain = out_of_blocks(plain, MAX_STATEMENT_BYTES)
+    except (OSError, EOFError, ValueError, zlib.error, RuntimeError, zstd.ZstdError, lz4.block.LZ4BlockError) as error:
+        raise Refused("CANNOT_DECOMPRESS", f"the body cannot be unpacked: {error}") from None
+    if len(plain) > MAX_STATEMENT_BYTES:
+        raise Refused("QUERY_IS_TOO_LARGE", f"the statement is longer than {MAX_STATEMENT_BYTES} bytes")
+    try:
+        return plain.decode()
+    except UnicodeDecodeError:
+        raise Refused("SYNTAX_ERROR", "the statement is not UTF-8") from None
+
+
+def _decompressed(body: bytes, encoding: str) -> bytes:
+    """No more than a little above what is taken, whatever it would become. Raises Refused: also where its end is
+    missing, because the first half of a statement may be another one.
+    """
+    most = MAX_STATEMENT_BYTES + 1
+    reader: Any
+    match encoding:
+        case "" | "identity":
+            return body
+        case "gzip" | "deflate":
+            reader = zlib.decompressobj(wbits=47)
+            plain = reader.decompress(body, most)
+        case "lz4":
+            reader = lz4.frame.LZ4FrameDecompressor()
+            plain = reader.decompress(body, max_length=most)
+        case "zstd":
+            reader = zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: MAX_WINDOW_LOG})
+            plain = reader.decompress(body, max_length=most)
+        case _:
+            raise Refused("UNKNOWN_COMPRESSION_METHOD", f"Unknown compression method: {encoding[:32]}")
+    if len(plain) < most and not reader.eof:
+        raise Refused("CANNOT_DECOMPRESS", f"the end of the {encoding} body is missing")
+    return bytes(plain)
+
+
+def compressed(body: bytes, encoding: str) -> bytes:
+    """As a client that accepts `encoding` takes it."""
+    match encoding:
+        case "gzip":
+            return gzip.compress(body, compresslevel=3, mtime=0)
+        case "lz4":
+            return bytes(lz4.frame.compress(body))
+        case "zstd":
+            return bytes(zstd.compress(body, level=1))
+    return body
+
+
+_TYPES: dict[str, str] = {
+    "Arrow": "application/vnd.apache.arrow.file",
+    "ArrowStream": "application/vnd.apache.arrow.stream",
+    "CSV": "text/csv; charset=UTF-8; header=absent",
+    "CSVWithNames": "text/csv; charset=UTF-8; header=present",
+    "CSVWithNamesAndTypes": "text/csv; charset=UTF-8; header=present",
+    "Native": "application/octet-stream",
+    "Null": "text/plain; charset=UTF-8",
+    "Parquet": "application/octet-stream",
+    "RowBinary": "application/octet-stream",
+    "RowBinaryWithNames": "application/octet-stream",
+    "RowBinaryWithNamesAndTypes": "application/octet-stream",
+    "XML": "application/xml; charset=UTF-8",
+}
+
+
+def content_type(format_name: str) -> str:
+    if format_name.startswith(("JSON", "NDJSON", "PrettyJSON")):
+        return "application/json; charset=UTF-8"
+    if format_name.startswith(("TabSeparated", "TSV")):
+        return "text/tab-separated-values; charset=UTF-8"
+    return _TYPES.get(format_name, "text/plain; charset=UTF-8")
+
+
+def summary(read_rows: int, read_bytes: int, body: bytes, elapsed_ns: int) -> dict[str, Any]:
+    """`X-ClickHouse-Summary`, whose numbers are strings. What was read is what was given: how much the engine had to
+    look at would tell of the rows of others.
+    """
+    figures = {
+        "read_rows": read_rows, "read_bytes": read_bytes, "written_rows": 0, "written_bytes": 0,
+        "total_rows_to_read": read_rows, "result_rows": read_rows, "result_bytes": len(body), "elapsed_ns": elapsed_ns,
+    }  # fmt: skip
+    return {name: str(value) for name, value in figures.items()}

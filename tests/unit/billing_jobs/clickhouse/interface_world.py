@@ -1,0 +1,120 @@
+"""A billing process's tables with usage of two tenants, and ClickHouse's interface over them."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Self
+
+import httpx
+from prometheus_client import CollectorRegistry
+
+from billing_jobs.__main__ import Server
+from billing_jobs.clickhouse.wiring import interface
+from billing_jobs.metrics import BillingMetrics
+from billing_jobs.server_config import ServerConfig
+from billing_jobs.store import ClickHouseStore, Database
+from deploy.tenants_file import create_api_key, write_tenants
+from schemas.base import Scope
+from streams.directory import KeyScope, Role, Tenant
+from streams.keyring import Keyring
+from streams.settings import Settings
+from streams.toml_directory import TomlTenantDirectory
+from tests.unit.billing_jobs.events import compute_record, delivered_count, usage_event
+from tests.unit.billing_jobs.test_store import BOOK, batch_of
+
+OPERATORS = "operators-password"
+ROWS = {"acme": 30, "globex": 12}
+TIMEOUT_S = 2.0
+
+
+class World:
+    def __init__(self, folder: Path) -> None:
+        self.settings = Settings.model_validate(
+            {
+                "data_dir": folder,
+                "tenants_file": folder / "tenants.toml",
+                "billing": {"query_timeout_s": TIMEOUT_S, "reader_age_s": 0.2, "reader_memory_mib": 512},
+            }
+        )
+        self.database = Database.embedded(folder / "clickhouse")
+        self.database.open()
+        self._connection = self.database.connection()
+        self.store = ClickHouseStore(self._connection)
+        self.tenants = self.settings.tenants_file
+        write_tenants(self.tenants, [Tenant(tenant_id=name) for name in ROWS])
+        self.keys = {name: create_api_key(self.tenants, name, "analyst", role=Role.ANALYST) for name in ROWS}
+        self.chat_key = create_api_key(self.tenants, "acme", "chat", scopes=[KeyScope.RESPONSES])
+        self.stored = 0
+        for tenant, rows in ROWS.items():
+            self.add(tenant, rows)
+
+    def close(self) -> None:
+        """The engine stops with its last connection; a process has one."""
+        self._connection.close()
+        self.database.close()
+
+    def add(self, tenant: str, rows: int) -> None:
+        """Usage of a tenant is inserted, as the sink does."""
+        scope = Scope(tenant_id=tenant, project_id="chat", key_id="key-1", end_user="u1")
+        numbers = range(self.stored, self.stored + rows)
+        values = [usage_event(number, scope=scope).encode() for number in numbers]
+        others = [
+            record.model_copy(update={"scope": scope})
+            for record in (compute_record(self.stored), delivered_count(self.stored))
+        ]
+        batch = batch_of([*values, *(record.encode() for record in others)], 100 * self.stored, book=BOOK)
+        self.store.insert(batch, again=False)
+        self.stored += rows
+
+
+@contextmanager
+def served(world: World) -> Iterator[str]:
+    """Its address."""
+    directory = TomlTenantDirectory(world.tenants)
+    metrics = BillingMetrics(CollectorRegistry())
+    operators = Keyring((OPERATORS.encode(),))
+    with interface(world.settings, world.database, lambda: world.store.writes, directory, operators, metrics) as (
+        app,
+        _,
+    ):
+        server = Server(ServerConfig(app, "127.0.0.1", 0, metrics))
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        until_s = time.monotonic() + 30
+        while not server.started:
+            assert time.monotonic() < until_s
+            time.sleep(0.01)
+        try:
+            yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+class Analyst:
+    """Asks as somebody with curl does."""
+
+    def __init__(self, url: str, user: str, password: str) -> None:
+        self.http = httpx.Client(base_url=url, auth=(user, password), timeout=60)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.http.close()
+
+    def ask(self, statement: str, **address: str | int) -> httpx.Response:
+        return self.http.post("/", params=address, content=statement.encode())
+
+    def rows(self, statement: str, **address: str | int) -> list[list[str]]:
+        answer = self.ask(statement, **address)
+        assert answer.status_code == 200, answer.text
+        return [line.split("\t") for line in answer.text.splitlines()]
+
+    def refusal(self, statement: str, **address: str | int) -> tuple[int, int, str]:
+        """HTTP status, ClickHouse's code, and what is said."""
+        answer = self.ask(statement, **address)
+        assert answer.status_code != 200, answer.text
+        return answer.status_code, int(answer.headers["x-clickhouse-exception-code"]), answer.text
