@@ -18,6 +18,12 @@ class Parked(Record):
     owner: Identifier = Field(description="Who wrote it: one member of post-safety, while it held the partition.")
     opened_offset: int = Field(ge=0, description="Of its `opened` in the same partition of `generated`.")
     ended_offset: int | None = Field(default=None, ge=0, description="Of the record there that ended it, once read.")
+    begun_offset: int | None = Field(
+        default=None,
+        ge=0,
+        exclude_if=lambda offset: offset is None,
+        description="Of the fence behind which it was read until it ended. None: nobody had begun it.",
+    )
     opened: Opened
 
     @property

@@ -7,6 +7,9 @@ One `Parking` per partition, pure. What makes it hold, whoever crashes, freezes 
   entries count (the `owner`, a new one each time a partition comes to a member) and how many it must find.
 - An entry is acknowledged before a commit that needs it. That its response has ended is written into it before a commit
   that passes the ending, and it is removed after that commit.
+- A fence holds the commit until its response has ended. So where a commit has passed the fence of one that ended, that
+  commit came after its terminal, whatever record in between is held for others: it is not opened again, because its
+  fence would not be read.
 - The group refuses commits of a member that lost the partition. So the entries that count are those of a writer whose
   last commit is known, and whatever it writes after that says nothing new about responses that were open then.
 - A new owner writes what it found again, under its own name, before its first commit.
@@ -80,7 +83,7 @@ def plan_restart(offset: int | None, metadata: str, entries: Mapping[str, bytes]
         return Restart(offset, keys=keys, distrust=f"it resumes at {point.resume_at}, outside of {offset} to {end}")
     if entries is None:
         return Restart(offset, keys=keys, distrust="what is parked could not be read in time")
-    parked, ended = [], []
+    parked, ended, counted = [], [], 0
     for key, value in entries.items():
         if not key.startswith(f"{point.owner}/"):
             continue
@@ -88,12 +91,14 @@ def plan_restart(offset: int | None, metadata: str, entries: Mapping[str, bytes]
             entry = decode(Parked, value)
         except Undecodable as error:
             return Restart(offset, keys=keys, distrust=str(error))
-        if entry.ended_offset is not None and entry.ended_offset < point.resume_at:
+        is_passed = entry.ended_offset is not None and entry.ended_offset < point.resume_at
+        counted += not is_passed and entry.opened_offset < point.resume_at
+        if is_passed or (entry.begun_offset is not None and entry.begun_offset < point.resume_at):
             ended.append(entry.opened.response_id)
         elif entry.opened_offset < point.resume_at:
             parked.append(entry)
-    if len(parked) != point.parked:
-        return Restart(offset, keys=keys, distrust=f"{len(parked)} entries where the commit has {point.parked}")
+    if counted != point.parked:
+        return Restart(offset, keys=keys, distrust=f"{counted} entries where the commit has {point.parked}")
     parked.sort(key=lambda entry: entry.opened_offset)
     return Restart(point.resume_at, parked, ended, keys)
 
@@ -135,7 +140,7 @@ class Parking:
             self._tracker.finished(response.held_offset)
         if self._parked.pop(response.response_id, None) is None:
             return None
-        entry = self._entry(response, ended_offset)
+        entry = self._entry(response, ended_offset, response.held_offset)
         self._leaving.append((ended_offset, response.opened_offset, entry.key))
         return entry
 
@@ -185,10 +190,11 @@ class Parking:
             gone.append(self._leaving.popleft()[2])
         return gone
 
-    def _entry(self, response: Response, ended_offset: int | None = None) -> Parked:
+    def _entry(self, response: Response, ended_offset: int | None = None, begun_offset: int | None = None) -> Parked:
         return Parked(
             owner=self._owner,
             opened_offset=response.opened_offset,
             ended_offset=ended_offset,
+            begun_offset=begun_offset,
             opened=response.opened,
         )

@@ -159,6 +159,32 @@ def test_a_parked_job_ends_once_however_often_its_ending_is_read(end: Callable[[
     assert not entries(world)
 
 
+@pytest.mark.parametrize("restarts", [1, 2])
+def test_a_job_that_ended_stays_so_where_another_holds_the_commit_behind_its_fence(restarts: int) -> None:
+    """A rebuild begins between its fence and its end: what it reads of it then belongs to no attempt that it knows."""
+    world = World()
+    member = Member(world)
+    job_that_waits(world)
+    member.run(2 * PARK_AFTER_MS, step_ms=500)
+    world.write(fence("job"), frame(Row("job", 1, ["All"])))
+    behind = end_of(world)
+    world.write(opened("other", deadline_ms=FAR), fence("other"))
+    world.write(frame(Row("job", 2, [" done"], finish="stop")))
+    member.run(1_000)
+    assert resume_at(world) == behind
+    told = world.answer("job").terminal
+    assert told.code is EndingCode.COMPLETED
+    for _ in range(restarts):
+        member.kill()
+        member.run(1_000)
+        assert member.distrusted == 0
+    world.write(frame(Row("other", 1, ["x"], finish="stop")))
+    member.run(FAR - world.now_ms + 5_000, step_ms=HOUR_MS)
+    assert world.answer("job").terminal == told
+    assert world.answer("job").bill.ending is EndingCode.COMPLETED
+    assert not entries(world)
+
+
 def test_an_entry_that_outlives_its_response_opens_nothing() -> None:
     world = World()
     member = Member(world)
