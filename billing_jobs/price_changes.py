@@ -58,17 +58,15 @@ def plan(
 class Comparison:
     """In pico-currency: what some usage costs by the price before, and by the one after."""
 
-    model: str
     before_pico: int
     after_pico: int
 
 
 def compare(planned: PricePlan, used: Mapping[str, TokenCounts]) -> list[Comparison]:
-    """Over what was used of each model."""
+    """Each change over what was used of its model, in their order."""
     nothing = TokenCounts(0, 0, 0, 0)
     return [
         Comparison(
-            change.after.model,
             0 if change.before is None else cost_of(used.get(change.after.model, nothing), change.before),
             cost_of(used.get(change.after.model, nothing), change.after),
         )

@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from billing_jobs.price_changes import PricePlan, PriceRefused, compare, plan
-from billing_jobs.pricing import PriceRow, row_of
+from billing_jobs.pricing import PRICED_CLASSES, PriceRow, row_of
 from billing_jobs.queries import decimal_units
 from billing_jobs.store import ClickHouseStore
 from streams.directory import Price
@@ -61,7 +61,6 @@ class PriceDesk:
         planned = self._plan(asked)
         models = [change.after.model for change in planned.changes]
         used = self._store.used_tokens(models, self._clock_ms() - COMPARED_DAYS * DAY_MS) if models else {}
-        costs = {each.model: each for each in compare(planned, used)}
         return {
             "version": planned.version,
             "compared_days": COMPARED_DAYS,
@@ -70,10 +69,10 @@ class PriceDesk:
                     "model": change.after.model,
                     "before": None if change.before is None else _told(change.before),
                     "after": _told(change.after),
-                    "cost_before_pico": str(costs[change.after.model].before_pico),
-                    "cost_after_pico": str(costs[change.after.model].after_pico),
+                    "cost_before_pico": str(cost.before_pico),
+                    "cost_after_pico": str(cost.after_pico),
                 }
-                for change in planned.changes
+                for change, cost in zip(planned.changes, compare(planned, used), strict=True)
             ],
         }
 
@@ -101,11 +100,11 @@ class PriceDesk:
 
 
 def _told(row: PriceRow) -> dict[str, Any]:
-    classes = ("uncached_input", "cached_input", "output", "reasoning")
+    prices = {name: decimal_units(getattr(row, f"{name}_pico") * 1_000_000) for name in PRICED_CLASSES}
     return {
         "price_id": row.price_id,
         "model": row.model,
         "currency": row.currency,
         "valid_from_ms": row.valid_from_ms,
-        "per_million_tokens": {name: decimal_units(getattr(row, f"{name}_pico") * 1_000_000) for name in classes},
+        "per_million_tokens": prices,
     }

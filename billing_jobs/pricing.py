@@ -17,6 +17,8 @@ from streams.directory import Model, Price
 PICO_PER_UNIT = 10**12
 PICO_PER_TOKEN_OF_PRICE = PICO_PER_UNIT // 1_000_000
 MAX_PICO_PER_TOKEN = 2**63 - 1
+PRICED_CLASSES = ("uncached_input", "cached_input", "output", "reasoning")
+"""Of tokens, in the order in which they are told."""
 
 ChargeState = Literal["priced", "not_billable", "suspense"]
 

@@ -23,7 +23,7 @@ from billing_jobs.price_changes import PriceRefused
 from billing_jobs.price_desk import PriceDesk, PricesApplied, PricesAsked
 from billing_jobs.pricing import PriceInexact
 from billing_jobs.queries import Reader, SqlResult, UsageQuery
-from billing_jobs.readers import RETRY_AFTER_S, ReaderBusy, ReaderPool
+from billing_jobs.readers import RETRY_AFTER_S, R, ReaderBusy, ReaderPool
 from billing_jobs.sink import Progress
 from billing_jobs.sql_guard import MAX_SQL_CHARS, SqlRefused
 from billing_jobs.store import ClickHouseStore, StoreError
@@ -194,23 +194,23 @@ def _handle_errors(app: FastAPI) -> None:
 
 
 def usage_readers(open_reader: Callable[[], Reader], query_timeout_s: float) -> ReaderPool[Reader]:
-    return ReaderPool(
-        open_reader, "usage-reader", threads=USAGE_THREADS, max_waiting=_WAITING, max_of_tenant=_OF_TENANT,
-        wait_s=query_timeout_s, answer_s=query_timeout_s + _DEADLINE_SLACK_S,
-    )  # fmt: skip
+    return _pool(open_reader, "usage-reader", query_timeout_s, threads=USAGE_THREADS, max_of_tenant=_OF_TENANT)
 
 
 def sql_reader(open_reader: Callable[[], Reader], query_timeout_s: float) -> ReaderPool[Reader]:
     """Of its own, so that a long SELECT of the operator does not hold up the gateway."""
-    return ReaderPool(
-        open_reader, "sql-reader", threads=1, max_waiting=_WAITING, max_of_tenant=_WAITING, wait_s=query_timeout_s,
-        answer_s=query_timeout_s + _DEADLINE_SLACK_S,
-    )  # fmt: skip
+    return _pool(open_reader, "sql-reader", query_timeout_s, threads=1, max_of_tenant=_WAITING)
 
 
 def price_desk(open_store: Callable[[], ClickHouseStore], query_timeout_s: float) -> ReaderPool[PriceDesk]:
     """One change at a time."""
+    return _pool(lambda: PriceDesk(open_store(), now_ms), "prices", query_timeout_s, threads=1, max_of_tenant=_WAITING)
+
+
+def _pool(
+    open_reader: Callable[[], R], name: str, query_timeout_s: float, *, threads: int, max_of_tenant: int
+) -> ReaderPool[R]:
     return ReaderPool(
-        lambda: PriceDesk(open_store(), now_ms), "prices", threads=1, max_waiting=_WAITING, max_of_tenant=_WAITING,
-        wait_s=query_timeout_s, answer_s=query_timeout_s + _DEADLINE_SLACK_S,
+        open_reader, name, threads=threads, max_waiting=_WAITING, max_of_tenant=max_of_tenant, wait_s=query_timeout_s,
+        answer_s=query_timeout_s + _DEADLINE_SLACK_S,
     )  # fmt: skip

@@ -157,10 +157,6 @@ def rules(
     )  # fmt: skip
 
 
-DATABASES = (EMBEDDED_DATABASE,)
-"""In which statements are asked; tables of others are named with theirs."""
-
-
 def users(reach: Reach, limits: Limits) -> str:
     """The engine's configuration of its one user."""
     grants = [
@@ -187,15 +183,14 @@ def users(reach: Reach, limits: Limits) -> str:
         "max_result_bytes": limits.result_bytes, "max_threads": limits.threads, "max_block_size": 65_409,
     }  # fmt: skip
     constraints = "".join(f"<{name}><const/></{name}>" for name in fixed) + "".join(
-        f"<{name}><min>1</min><max>{most:g}</max></{name}>" if isinstance(most, float)
-        else f"<{name}><min>1</min><max>{most}</max></{name}>"
-        for name, most in bounded.items()
-    )  # fmt: skip
+        f"<{name}><min>1</min><max>{most}</max></{name}>" for name, most in bounded.items()
+    )
     values = "".join(f"<{name}>{most}</{name}>" for name, most in bounded.items())
     return (
         "<clickhouse><profiles><default>"
         # How much the engine had to look at would tell of the rows of others.
-        f"{values}<output_format_write_statistics>0</output_format_write_statistics><result_overflow_mode>throw</result_overflow_mode><timeout_overflow_mode>throw</timeout_overflow_mode>"
+        f"{values}<output_format_write_statistics>0</output_format_write_statistics>"
+        "<result_overflow_mode>throw</result_overflow_mode><timeout_overflow_mode>throw</timeout_overflow_mode>"
         f"<constraints>{constraints}</constraints></default></profiles><quotas><default/></quotas>"
         "<users><default><password></password><networks><ip>::/0</ip></networks>"
         "<profile>default</profile><quota>default</quota>"

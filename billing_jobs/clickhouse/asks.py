@@ -12,7 +12,6 @@ class Ask:
 
     tenant: str
     statement: str
-    database: str
     format: str = "TabSeparated"
     parameters: dict[str, str] = field(default_factory=dict)
     settings: dict[str, str] = field(default_factory=dict)

@@ -20,7 +20,6 @@ MAX_STATEMENT_BYTES = 262_144
 MAX_DEPTH = 200
 """Of the tree. The engine's own limits on depth count otherwise, and come later."""
 
-_OUTFILE = {"is_outfile_append", "is_outfile_truncate", "is_into_outfile_with_stdout"}
 _PARTS: Mapping[str, frozenset[str]] = {
     kind: frozenset(parts.split())
     for kind, parts in {

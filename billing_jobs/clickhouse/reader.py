@@ -23,12 +23,10 @@ from typing import Any
 
 from billing_jobs.clickhouse import native
 from billing_jobs.clickhouse.access import (
-    DATABASES,
     OPERATOR,
     SERVER_NAME,
     TENANT_SETTING,
     Limits,
-    Reach,
     reach_of,
     rules,
     users,
@@ -71,24 +69,24 @@ class Reader:
         self._server_memory_bytes = server_memory_bytes
         self._views = views
         self._gated = gated
-        self._reach: Reach | None = None
+        self._rules: Rules | None = None
         self._snapshot: Path | None = None
         self._anchor: Any = None
 
     def open(self, snapshot: Path, tenant: str) -> None:
         """Takes the place of the one before, whose folder is removed. Raises EngineFailed, RuntimeError."""
         self.close()
-        self._snapshot, self._reach = snapshot, reach_of(tenant)
+        self._snapshot, reach = snapshot, reach_of(tenant)
         self._anchor = start_engine(
             snapshot,
-            users(self._reach, self._limits),
+            users(reach, self._limits),
             f"&{TENANT_SETTING}=",
             f"<max_server_memory_usage>{self._server_memory_bytes}</max_server_memory_usage>"
             f"<display_name>{SERVER_NAME}</display_name>",
         )
-        if self._reach.views:
+        if reach.views:
             self._anchor.query(f"CREATE DATABASE {EMBEDDED_DATABASE} ENGINE = Memory", "Null")
-            for statement in statements_of(self._views[self._reach.views]):
+            for statement in statements_of(self._views[reach.views]):
                 self._anchor.query(statement, "Null")
         functions, combinators, formats = (
             str(self._anchor.query(query, "TabSeparatedRaw").bytes().decode()).split()
@@ -98,7 +96,8 @@ class Reader:
                 "SELECT name FROM system.formats WHERE is_output",
             )
         )
-        self._has = frozenset(functions), tuple(sorted(combinators, key=len, reverse=True)), frozenset(formats)
+        longest_first = tuple(sorted(combinators, key=len, reverse=True))
+        self._rules = rules(reach, frozenset(functions), longest_first, frozenset(formats))
 
     def close(self) -> None:
         if self._anchor is not None:
@@ -112,14 +111,12 @@ class Reader:
         """Raises ClickHouseFailed."""
         if len(ask.statement.encode()) > MAX_STATEMENT_BYTES:
             raise Refused("QUERY_IS_TOO_LARGE", f"the statement is longer than {MAX_STATEMENT_BYTES} bytes")
-        if ask.database not in DATABASES:
-            raise Refused("UNKNOWN_DATABASE", f"Database {ask.database} does not exist")
         if ask.tenant != OPERATOR and not _TENANT.fullmatch(ask.tenant):
             raise Refused("AUTHENTICATION_FAILED", "no such tenant")
         try:
             text, format_name = self._checked(ask) if self._gated else (ask.statement, ask.format)
             with closing(self._connected(ask.tenant)) as connection:
-                connection.query(f"USE {ask.database}", "Null")
+                connection.query(f"USE {EMBEDDED_DATABASE}", "Null")
                 for name, value in ask.settings.items():
                     connection.query(f"SET {name} = {_quoted(self._bounded(name, value))}", "Null")
                 result = connection.query(text, format_name, params=ask.parameters)
@@ -151,17 +148,17 @@ class Reader:
         """What runs in the place of the statement, and the format of its answer. Raises Refused, and RuntimeError where
         it is none.
         """
-        assert self._reach is not None
-        rules_ = rules(self._reach, *self._has)
+        allowed = self._rules
+        assert allowed is not None
         if (named := _DESCRIBES_TABLE.fullmatch(ask.statement)) is not None:
-            return _described(named, rules_.tables), rules_.format_of(named[5] or ask.format)
+            return _described(named, allowed.tables), allowed.format_of(named[5] or ask.format)
         if (rows := _DESCRIBES_ROWS.fullmatch(ask.statement)) is not None:
-            text, _ = self._written_anew(rows[1], rules_, ask.parameters)
-            return f"DESCRIBE TABLE ({text})", rules_.format_of(rows[2] or ask.format)
-        text, its_format = self._written_anew(ask.statement, rules_, ask.parameters)
-        return text, rules_.format_of(its_format or ask.format)
+            text, _ = self._written_anew(rows[1], allowed, ask.parameters)
+            return f"DESCRIBE TABLE ({text})", allowed.format_of(rows[2] or ask.format)
+        text, its_format = self._written_anew(ask.statement, allowed, ask.parameters)
+        return text, allowed.format_of(its_format or ask.format)
 
-    def _written_anew(self, statement: str, rules_: Rules, parameters: Mapping[str, str]) -> tuple[str, str | None]:
+    def _written_anew(self, statement: str, allowed: Rules, parameters: Mapping[str, str]) -> tuple[str, str | None]:
         """By the engine, from its tree of the statement, which the gate has let through; and the format that it names.
         Raises as `_checked` does.
         """
@@ -175,7 +172,7 @@ class Reader:
             except RuntimeError as error:
                 raise _no_tree(str(error)) from None
             parsed = json.loads(tree)
-            check(parsed, rules_, parameters)
+            check(parsed, allowed, parameters)
             text = parser.query(
                 "SELECT formatQueryFromJSON({tree:String})",
                 "TabSeparatedRaw",
@@ -206,7 +203,6 @@ def _quoted(value: str) -> str:
 
 def _bound_this_process(folder: Path) -> None:
     """`folder`: where snapshots are, all that it may write."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_FILE_BYTES, MAX_FILE_BYTES))
     os.nice(NICENESS)
@@ -237,12 +233,16 @@ def _answer(channel: socket.socket, reader: Reader, header: dict[str, Any]) -> N
             return
         answer = reader.answer(Ask(**header))
     except ClickHouseFailed as error:
-        send(channel, {"error": {"code": error.code, "name": error.name, "message": str(error)}})
+        send(channel, _told(error))
     except (EngineFailed, RuntimeError, OSError) as error:
-        send(channel, {"error": {"code": 210, "name": "NETWORK_ERROR", "message": f"no snapshot: {error}"[:1_000]}})
+        send(channel, _told(Refused("NETWORK_ERROR", f"no snapshot: {error}"[:1_000])))
     else:
         told = {"format": answer.format, "read_rows": answer.read_rows, "read_bytes": answer.read_bytes}
         send(channel, {**told, "elapsed_ns": answer.elapsed_ns}, answer.body)
+
+
+def _told(error: ClickHouseFailed) -> dict[str, Any]:
+    return {"error": {"code": error.code, "name": error.name, "message": str(error)}}
 
 
 def main() -> int:

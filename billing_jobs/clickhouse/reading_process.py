@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
 from threading import Lock
@@ -73,10 +74,6 @@ class ReadingProcess:
         self._snapshots: list[Path] = []
         """Given to the process, and not known to be removed by it: the newest last."""
 
-    @property
-    def pid(self) -> int | None:
-        return None if self._process is None else self._process.pid
-
     def ask(self, ask: Ask) -> Answer:
         """Raises ClickHouseFailed, and StoreError where there is no snapshot to be had."""
         self._reap()
@@ -91,8 +88,9 @@ class ReadingProcess:
     def cancel(self, ask: Ask) -> None:
         """From any thread: nobody waits for its answer any more. What runs it is killed, if it runs."""
         with self._turn:
-            if self._running is ask and self._process is not None:
-                self._process.kill()
+            process = self._process
+            if self._running is ask and process is not None:
+                process.kill()
 
     def _answer(self, ask: Ask) -> Answer:
         try:
@@ -153,8 +151,7 @@ class ReadingProcess:
                 env={name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ},
             )  # fmt: skip
         self._channel = ours
-        limits = {name: getattr(self._limits, name) for name in Limits.__slots__}
-        told = {"limits": limits, "server_memory_bytes": self._server_memory_bytes, "gated": self._gated}
+        told = {"limits": asdict(self._limits), "server_memory_bytes": self._server_memory_bytes, "gated": self._gated}
         send(ours, {**told, "views": self._views, "folder": str(self._source.folder)})
 
     def _end(self) -> int | None:

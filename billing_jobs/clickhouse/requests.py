@@ -6,7 +6,7 @@ import gzip
 import re
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import backports.zstd as zstd
@@ -21,6 +21,8 @@ from billing_jobs.clickhouse.gate import MAX_STATEMENT_BYTES
 from billing_jobs.embedded import EMBEDDED_DATABASE
 
 DEFAULT_FORMAT = "TabSeparated"
+_DATABASES = (EMBEDDED_DATABASE, "default")
+"""The one in which statements are asked, and what clients call it that were told none."""
 _WORD = re.compile(r"[A-Za-z0-9]{1,64}")
 DEFAULT_USER = "default"
 """Whom clients name who were told no user."""
@@ -77,23 +79,27 @@ def read_ask(
         statement = f"{statement}\n{text}" if statement else text
     if "\0" in statement:
         raise Refused("SYNTAX_ERROR", "the statement has a zero byte")
+    database = said.get("database") or headers.get("x-clickhouse-database") or EMBEDDED_DATABASE
+    if database not in _DATABASES:
+        raise Refused("UNKNOWN_DATABASE", f"Database {database[:64]} does not exist")
     ask = Ask(
         tenant,
         statement,
-        said.get("database") or headers.get("x-clickhouse-database") or EMBEDDED_DATABASE,
         _format_of(said.get("default_format") or headers.get("x-clickhouse-format") or DEFAULT_FORMAT),
         {name.removeprefix("param_"): value for name, value in address if name.startswith("param_")},
         {name: value for name, value in address if name in SETTINGS},
         int(version) if _VERSION.fullmatch(version := said.get("client_protocol_version", "")) else 0,
     )
-    if ask.database == "default":
-        ask = replace(ask, database=EMBEDDED_DATABASE)
     accepted = {each.split(";")[0].strip() for each in headers.get("accept-encoding", "").lower().split(",")}
-    wants = said.get("enable_http_compression") in ("1", "true")
+    wants = _is_on(said, "enable_http_compression")
     return ask, Wish(
         encoding=next((each for each in _ENCODINGS if wants and each in accepted), ""),
-        native=said.get("compress") in ("1", "true"),
+        native=_is_on(said, "compress"),
     )
+
+
+def _is_on(said: Mapping[str, str], name: str) -> bool:
+    return said.get(name) in ("1", "true")
 
 
 def _format_of(name: str) -> str:
@@ -107,7 +113,7 @@ def _decoded(body: bytes, encoding: str, said: Mapping[str, str]) -> str:
     """Raises Refused."""
     try:
         plain = _decompressed(body, encoding.lower().strip())
-        if said.get("decompress") in ("1", "true"):
+        if _is_on(said, "decompress"):
             plain = out_of_blocks(plain, MAX_STATEMENT_BYTES)
     except (OSError, EOFError, ValueError, zlib.error, RuntimeError, zstd.ZstdError, lz4.block.LZ4BlockError) as error:
         raise Refused("CANNOT_DECOMPRESS", f"the body cannot be unpacked: {error}") from None
@@ -163,7 +169,6 @@ _TYPES: dict[str, str] = {
     "CSVWithNames": "text/csv; charset=UTF-8; header=present",
     "CSVWithNamesAndTypes": "text/csv; charset=UTF-8; header=present",
     "Native": "application/octet-stream",
-    "Null": "text/plain; charset=UTF-8",
     "Parquet": "application/octet-stream",
     "RowBinary": "application/octet-stream",
     "RowBinaryWithNames": "application/octet-stream",

@@ -14,7 +14,6 @@ from billing_jobs.clickhouse.reading_process import LATE_S, OPEN_S, ReadingProce
 from billing_jobs.clickhouse.requests import DEFAULT_USER, Credentials
 from billing_jobs.clickhouse.server import create_app
 from billing_jobs.clickhouse.snapshots import Snapshots
-from billing_jobs.embedded import EMBEDDED_DATABASE
 from billing_jobs.metrics import BillingMetrics
 from billing_jobs.queries import SqlResult
 from billing_jobs.readers import ReaderPool
@@ -103,7 +102,7 @@ def operators_sql(
     }
 
     async def sql(statement: str) -> SqlResult:
-        asked = Ask(OPERATOR, statement, EMBEDDED_DATABASE, "JSONCompact", settings=settings)
+        asked = Ask(OPERATOR, statement, "JSONCompact", settings=settings)
         answer = await readers.ask(OPERATOR, lambda reader: reader.ask(asked))
         if answer.format != asked.format:
             raise Refused("ACCESS_DENIED", "FORMAT is not accepted here")

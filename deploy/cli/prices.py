@@ -3,11 +3,13 @@
 import getpass
 import json
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
+from billing_jobs.pricing import PICO_PER_UNIT, PRICED_CLASSES
 from deploy.cli.app import CommandError, DataOption, JsonOption, app, err, out, running, settings_of
 from deploy.cli.questions import ask_billing
 from deploy.paths import DEFAULT_DATA
@@ -24,8 +26,6 @@ FromOption = Annotated[
         "--from", formats=["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S"], help="UTC; without it, as soon as it is applied."
     ),
 ]
-CLASSES = ("uncached_input", "cached_input", "output", "reasoning")
-PICO_PER_UNIT = 10**12
 
 
 def _body(settings: Settings, since: datetime | None) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def _moment(valid_from_ms: int) -> str:
 def _terms(price: dict[str, Any] | None) -> str:
     if price is None:
         return "none"
-    return " / ".join(price["per_million_tokens"][name] for name in CLASSES) + f" {price['currency']}"
+    return " / ".join(price["per_million_tokens"][name] for name in PRICED_CLASSES) + f" {price['currency']}"
 
 
 @prices_app.command("list")
@@ -66,7 +66,7 @@ def prices_list(data: DataOption = DEFAULT_DATA, as_json: JsonOption = False) ->
 def _show(planned: dict[str, Any]) -> None:
     table = Table("model", "from", "before", "after", f"last {planned['compared_days']} days before", "after")
     for change in planned["changes"]:
-        costs = (f"{int(change[f'cost_{side}_pico']) / PICO_PER_UNIT:,.6f}" for side in ("before", "after"))
+        costs = (f"{Decimal(change[f'cost_{side}_pico']) / PICO_PER_UNIT:,.6f}" for side in ("before", "after"))
         after = change["after"]
         table.add_row(change["model"], _moment(after["valid_from_ms"]), _terms(change["before"]), _terms(after), *costs)
     out.print(table)
