@@ -174,6 +174,8 @@ def _handle_errors(app: FastAPI) -> None:
     async def _failed(_request: Request, error: ClickHouseFailed) -> JSONResponse:
         if error.name == "TIMEOUT_EXCEEDED":
             return _error(504, str(error), "timeout")
+        if error.status == 503:
+            return _error(503, str(error)[:2_000], "unavailable", retry_after_s=RETRY_AFTER_S)
         code = "sql_refused" if isinstance(error, Refused) else "sql_failed"
         return _error(400, str(error)[:2_000], code, "query")
 

@@ -11,9 +11,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from billing_jobs.__main__ import Server
+from billing_jobs.clickhouse.errors import Refused
 from billing_jobs.metrics import BillingMetrics
 from billing_jobs.pricing import PriceBook, PriceRow
-from billing_jobs.queries import Reader, UsageQuery, decimal_units, read_settings
+from billing_jobs.queries import Reader, SqlResult, UsageQuery, decimal_units, read_settings
 from billing_jobs.readers import ReaderBusy, ReaderPool
 from billing_jobs.server import Sql, create_app
 from billing_jobs.server_config import ServerConfig
@@ -252,6 +253,23 @@ async def test_a_query_that_cannot_run_says_why(client: Client, query: Any, code
     error = answer.json()["error"]
     assert (error["code"], error["param"]) == (code, "query")
     assert (await client.sql("SELECT 1 AS one")).json()["rows"] == [[1]], "the connection answers again"
+
+
+async def test_where_no_reader_can_be_started_the_operator_may_ask_again() -> None:
+    async def sql(_statement: str) -> SqlResult:
+        raise Refused("NETWORK_ERROR", "no reader could be started")
+
+    unused: Any = None
+    app = create_app(
+        keyring=Keyring((SECRET.encode(),)), usage_reader=unused, sql=sql, price_desk=DESKLESS, progress=unused
+    )
+    headers = {"Authorization": f"Bearer {SECRET}"}
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app), base_url="http://billing", headers=headers
+    ) as http:
+        answer = await Client(http).sql("SELECT 1")
+    assert (answer.status_code, answer.headers["Retry-After"]) == (503, "2")
+    assert (answer.json()["error"]["code"], answer.json()["error"]["type"]) == ("unavailable", "server_error")
 
 
 async def test_status_tells_lag_tables_and_the_newest_batch(client: Client, store: ClickHouseStore) -> None:
