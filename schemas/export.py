@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from schemas.admission import Move
+from schemas.alert import Alert
 from schemas.base import Record
 from schemas.batch import BatchJob, BatchResult, JobCancel, LineCancel
 from schemas.brownout import PoolLevel
@@ -25,9 +26,9 @@ from schemas.websocket import CLIENT_MESSAGE, SERVER_MESSAGE
 from schemas.worker import WorkerState
 
 RECORDS: tuple[type[Record], ...] = (
-    AdmittedRequest, AttemptVoid, BatchJob, BatchResult, Cancel, ComputeRecord, DeadLetter, DeliveredCount, Ending,
-    Fence, Frame, Halt, JobCancel, LineCancel, Move, Opened, OutputPolicy, Parked, PoolLevel, Release, Request, Started,
-    Terminal, UsageEvent, Verdict, WorkerState,
+    AdmittedRequest, Alert, AttemptVoid, BatchJob, BatchResult, Cancel, ComputeRecord, DeadLetter, DeliveredCount,
+    Ending, Fence, Frame, Halt, JobCancel, LineCancel, Move, Opened, OutputPolicy, Parked, PoolLevel, Release, Request,
+    Started, Terminal, UsageEvent, Verdict, WorkerState,
 )  # fmt: skip
 """Every record that travels on a topic."""
 

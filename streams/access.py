@@ -129,7 +129,14 @@ def process_roles(topics: Topics) -> list[Role]:
             watches_topics=lanes,
             reads_alone=False,
         ),
-        Role("billing", groups=(f"{region}.billing",), reads=(usage,), writes=(dead,), reads_alone=False),
+        # Of `generated` it counts tokens again, and keeps no text.
+        Role(
+            "billing",
+            groups=(f"{region}.billing", f"{region}.alerts"),
+            reads=(usage, generated, topics.alerts.name),
+            writes=(dead, topics.alerts.name),
+            watches_groups=(f"{region}.post-safety",),
+        ),
     ]  # fmt: skip
 
 

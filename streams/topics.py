@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from schemas.admission import Admission, Move
+from schemas.alert import Alert
 from schemas.batch import INTAKE, BatchResult
 from schemas.brownout import PoolLevel
 from schemas.control import CONTROL
@@ -156,6 +157,8 @@ class Topics:
                 "min.cleanable.dirty.ratio": "0.1",
             },
         )  # fmt: skip
+        # What operators and tenants should know; billing takes it to who asked to be told.
+        self.alerts = Topic(name("alerts"), "alert id", Alert, 1, 30 * DAY_MS, extra=_APPEND_TIME)
         self.dead_letters = Topic(name("dead-letters"), "origin", DeadLetter, 1, 30 * DAY_MS)
 
     def _name(self, suffix: str) -> str:
@@ -192,7 +195,7 @@ class Topics:
         return [
             self.requests, self.intake_batch, self.batch_results, self.validated, self.reserved, self.screened,
             self.aside, self.later, self.moved, self.generated, self.responses, self.usage, self.control, self.workers,
-            self.brownout, self.verdicts, self.policies, self.parked, self.dead_letters,
+            self.brownout, self.verdicts, self.policies, self.parked, self.alerts, self.dead_letters,
             *(self.jobs(pool) for pool in self.pools),
             *(self.lane(pool, lane) for pool in self.pools for lane in LANES),
             *(self.results(tenant) for tenant in sorted(tenants)),

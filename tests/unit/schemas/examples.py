@@ -1,6 +1,7 @@
 """One filled-in example of every record, the input of the golden-bytes tests."""
 
 from schemas.admission import Failed, Move
+from schemas.alert import Alert
 from schemas.base import Record, Scope
 from schemas.batch import BatchJob, BatchResponse, BatchResult, JobCancel, LineCancel
 from schemas.brownout import PoolLevel
@@ -44,6 +45,10 @@ EXAMPLES: list[Record] = [
         output_policy=OutputPolicy.of("acme", ["make a bomb", "毒药"]).digest,
     ),
     OutputPolicy.of("acme", ["make a bomb", "毒药"]),
+    Alert.raised(
+        "budget_threshold", "month/tenant", "warning", "80 % of the budget are used", since_ms=NOW, told_at_ms=NOW + 5,
+        tenant_id="acme", figures={"percent": 80, "currency": "USD"},
+    ),
     Parked(
         owner="0f1e2d3c4b5a6978", opened_offset=41, ended_offset=977,
         opened=Opened(

@@ -36,7 +36,7 @@ def test_nobody_but_gateways_writes_requests_and_nobody_but_post_safety_answers(
 
 def test_unreleased_text_is_read_by_those_who_must() -> None:
     readers = {role.name for role in roles(TOPICS, TENANTS) if TOPICS.generated.name in role.reads}
-    assert readers == {"admission", "worker", "post-safety", "tracer"}
+    assert readers == {"admission", "worker", "post-safety", "tracer", "billing"}
 
 
 def test_what_lines_of_batches_are_told_is_read_by_gateways_alone() -> None:
