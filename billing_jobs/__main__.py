@@ -197,6 +197,7 @@ def _run(settings: Settings) -> int:
             sql=sql,
             price_desk=desk,
             progress=lambda: sink.progress,
+            usage_cache_s=settings.billing.usage_cache_s,
         )
         configs.append(ServerConfig(app, settings.billing.host, settings.billing.port, metrics))
         servers = [Server(config) for config in configs]

@@ -7,8 +7,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from billing_jobs.price_changes import PricePlan, PriceRefused, compare, plan
 from billing_jobs.pricing import PRICED_CLASSES, PriceRow, row_of
-from billing_jobs.queries import decimal_units
 from billing_jobs.store import ClickHouseStore
+from schemas.money import decimal_units
 from streams.directory import Price
 
 COMPARED_DAYS = 30

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Literal
 
+from schemas.money import PICO_PER_UNIT
 from schemas.usage import BILLING_RULE_VERSION, UsageEvent
 from streams.directory import Model, Price
 
-PICO_PER_UNIT = 10**12
 PICO_PER_TOKEN_OF_PRICE = PICO_PER_UNIT // 1_000_000
 MAX_PICO_PER_TOKEN = 2**63 - 1
 PRICED_CLASSES = ("uncached_input", "cached_input", "output", "reasoning")

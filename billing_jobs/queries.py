@@ -1,125 +1,16 @@
-"""Questions to the tables: usage in buckets for one tenant, and the operator's own SELECT.
+"""Questions to the tables: usage in buckets, and the operator's own SELECT."""
 
-Values travel as bound parameters; only names from the tables below stand in the text of a query.
-"""
-
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 import orjson
 
-from billing_jobs.pricing import PICO_PER_UNIT
 from billing_jobs.sql_guard import check_select
-from billing_jobs.store import Connection
-from schemas.usage_query import MAX_TIME_S, BucketWidth, GroupBy, InvalidQuery, parse_bucket_width, parse_group_by
+from billing_jobs.store import Connection, StoreError
+from billing_jobs.usage_sql import THROWN, UsagePage, export_sql, usage_page, usage_sql
+from schemas.usage_query import ExportFormat, InvalidQuery, UsageQuery
 
-BUCKET_S: dict[BucketWidth, int] = {"1h": 3_600, "1d": 86_400}
-MAX_BUCKETS: dict[BucketWidth, int] = {"1h": 31 * 24, "1d": 400}
-TOKEN_CLASSES = (
-    "uncached_input_tokens",
-    "cached_input_tokens",
-    "output_tokens",
-    "reasoning_tokens",
-    "released_tokens",
-)
-
-
-@dataclass(frozen=True, slots=True)
-class UsageQuery:
-    """Responses of one tenant accepted in [`start_time`, `end_time`), Unix seconds."""
-
-    tenant_id: str
-    start_time: int
-    end_time: int
-    bucket_width: BucketWidth = "1d"
-    group_by: tuple[GroupBy, ...] = ()
-
-    def __post_init__(self) -> None:
-        """Raises InvalidQuery."""
-        if not 1 <= len(self.tenant_id) <= 200:
-            raise InvalidQuery("tenant_id", "tenant_id must have 1 to 200 characters")
-        for name, value in (("start_time", self.start_time), ("end_time", self.end_time)):
-            if not 0 <= value <= MAX_TIME_S:
-                raise InvalidQuery(name, f"{name} must be Unix seconds between 0 and {MAX_TIME_S}")
-        if self.end_time <= self.start_time:
-            raise InvalidQuery("end_time", "end_time must be after start_time")
-        if len(self.bucket_starts()) > MAX_BUCKETS[self.bucket_width]:
-            limit = MAX_BUCKETS[self.bucket_width]
-            raise InvalidQuery("end_time", f"end_time: at most {limit} buckets of {self.bucket_width} at once")
-
-    @classmethod
-    def parse(cls, tenant_id: str, start_time: int, end_time: int, bucket_width: str, group_by: str) -> "UsageQuery":
-        """As it was asked over HTTP. Raises InvalidQuery."""
-        width, groups = parse_bucket_width(bucket_width), parse_group_by(group_by)
-        return cls(tenant_id, start_time, end_time, width, groups)
-
-    def bucket_starts(self) -> range:
-        """Starts of the UTC hours or days that the interval touches."""
-        width_s = BUCKET_S[self.bucket_width]
-        return range(self.start_time - self.start_time % width_s, self.end_time, width_s)
-
-
-def usage_sql(query: UsageQuery) -> tuple[str, dict[str, Any]]:
-    """The statement and its parameters. Columns: bucket, the groups, currency, then the figures."""
-    groups = ["bucket", *query.group_by, "currency"]
-    figures = [
-        "countIf(choice = 0)",
-        *(f"sum({name})" for name in TOKEN_CLASSES),
-        "countIf(charge_state = 'suspense')",
-        "sum(cost_pico)",
-    ]
-    columns = ["intDiv(toUnixTimestamp(accepted_at), {width:UInt32}) * {width:UInt32} AS bucket", *groups[1:], *figures]
-    text = (
-        f"SELECT {', '.join(columns)} FROM usage_events FINAL"  # noqa: S608 - names from the tables of this module
-        " WHERE tenant_id = {tenant:String}"
-        " AND accepted_at >= fromUnixTimestamp64Milli({start_ms:Int64}, 'UTC')"
-        " AND accepted_at < fromUnixTimestamp64Milli({end_ms:Int64}, 'UTC')"
-        f" GROUP BY {', '.join(groups)} ORDER BY {', '.join(groups)} LIMIT {{limit:UInt32}}"
-    )
-    return text, {
-        "tenant": query.tenant_id,
-        "start_ms": query.start_time * 1_000,
-        "end_ms": query.end_time * 1_000,
-        "width": BUCKET_S[query.bucket_width],
-    }
-
-
-def decimal_units(pico: int) -> str:
-    """An amount of at least 0 as an exact decimal string, such as `0.0000138`."""
-    whole, fraction = divmod(pico, PICO_PER_UNIT)
-    return f"{whole}.{fraction:012d}".rstrip("0").rstrip(".")
-
-
-def usage_buckets(query: UsageQuery, rows: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
-    """Every bucket of the interval in order, with an empty list where nothing was used."""
-    results: dict[int, list[dict[str, Any]]] = {start: [] for start in query.bucket_starts()}
-    for bucket, *values in rows:
-        groups = dict(zip(query.group_by, values, strict=False))
-        currency, requests, *figures = values[len(query.group_by) :]
-        *tokens, suspense_events, cost_pico = figures
-        cost = decimal_units(int(cost_pico))
-        results[int(bucket)].append(
-            {
-                **groups,
-                "requests": int(requests),
-                **{name: int(count) for name, count in zip(TOKEN_CLASSES, tokens, strict=True)},
-                "suspense_events": int(suspense_events),
-                "currency": currency or None,
-                "cost_pico": str(cost_pico),
-                "cost": cost,
-                "cost_usd": cost if currency == "USD" else None,
-            }
-        )
-    width_s = BUCKET_S[query.bucket_width]
-    return [
-        {
-            "start_time": max(start, query.start_time),
-            "end_time": min(start + width_s, query.end_time),
-            "results": results[start],
-        }
-        for start in query.bucket_starts()
-    ]
+_FORMATS: dict[ExportFormat, str] = {"csv": "CSVWithNames", "parquet": "Parquet"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,14 +57,30 @@ class Reader:
         self._max_rows = max_rows
         self._table_functions: list[str] | None = None
 
-    def usage(self, query: UsageQuery) -> list[dict[str, Any]]:
-        """Raises InvalidQuery when there are more groups than may be shown."""
-        text, parameters = usage_sql(query)
+    def usage(self, query: UsageQuery) -> UsagePage:
+        """Raises InvalidQuery when there are more groups in a bucket than may be shown."""
+        starts = query.bucket_starts()
+        end_time = starts[query.limit] if query.limit < len(starts) else query.end_time
+        text, parameters = usage_sql(query, end_time)
         with self._connection.client() as client:
-            rows = client.query(text, parameters={**parameters, "limit": self._max_rows + 1}).result_rows
-        if len(rows) > self._max_rows:
-            raise InvalidQuery("group_by", f"group_by: more than {self._max_rows} results; group by less")
-        return usage_buckets(query, rows)
+            limited = {**parameters, "limit": self._max_rows + 1}
+            rows = client.query(f"{text} LIMIT {{limit:UInt32}}", parameters=limited).result_rows
+        return usage_page(query, rows, self._max_rows)
+
+    def export(self, query: UsageQuery, file_format: ExportFormat) -> bytes:
+        """A file with all of it. Raises InvalidQuery when that is more than may be shown."""
+        text, parameters = export_sql(query)
+        try:
+            with self._connection.client() as client:
+                written: bytes = client.raw_query(
+                    text, parameters={**parameters, "limit": self._max_rows}, fmt=_FORMATS[file_format]
+                )
+        except StoreError as error:
+            if error.code != THROWN:
+                raise
+            message = f"group_by: more than {self._max_rows} rows; group by less, or ask for less time"
+            raise InvalidQuery("group_by", message) from None
+        return written
 
     def sql(self, text: str) -> SqlResult:
         """Raises SqlRefused."""

@@ -1,12 +1,13 @@
 """Billing's internal HTTP interface, for the gateway and the operator's command line; every call needs
 its password as `Authorization: Bearer …`; `sluice secret billing` shows it.
 
-- `GET /internal/usage`: token classes and money of one tenant in hour or day buckets.
+- `POST /internal/usage`, `POST /internal/usage/export`: token classes and money in buckets (`usage_routes.py`).
 - `POST /internal/sql`: one SELECT over all tenants, read-only and limited.
 - `GET /internal/prices`, `POST /internal/prices/plan`, `POST /internal/prices/apply`: the operator's prices.
 - `GET /internal/status`: lag, newest batch, table sizes.
 """
 
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from typing import Any
@@ -22,12 +23,14 @@ from billing_jobs.clickhouse.errors import ClickHouseFailed, Refused
 from billing_jobs.price_changes import PriceRefused
 from billing_jobs.price_desk import PriceDesk, PricesApplied, PricesAsked
 from billing_jobs.pricing import PriceInexact
-from billing_jobs.queries import Reader, SqlResult, UsageQuery
+from billing_jobs.queries import Reader, SqlResult
 from billing_jobs.readers import RETRY_AFTER_S, R, ReaderBusy, ReaderPool
+from billing_jobs.shared_answers import SharedAnswers
 from billing_jobs.sink import Progress
 from billing_jobs.sql_guard import MAX_SQL_CHARS, SqlRefused
 from billing_jobs.store import ClickHouseStore, StoreError
-from schemas.usage_query import InvalidQuery
+from billing_jobs.usage_routes import MAX_KEPT_BYTES, MAX_KEPT_BYTES_OF_TENANT, add_usage_routes
+from schemas.usage_query import InvalidQuery, fault_of
 from streams.clocks import now_ms
 from streams.connections.open_connections import admit
 from streams.keyring import Keyring
@@ -96,24 +99,22 @@ def create_app(
     sql: Sql,
     price_desk: ReaderPool[PriceDesk],
     progress: Callable[[], Progress],
+    usage_cache_s: float = 0,
 ) -> FastAPI:
-    """What proves the keyring opens. `sql` answers the operator, and raises what is handled here."""
+    """What proves the keyring opens. `sql` answers the operator, and raises what is handled here. Answers about usage
+    are given again for `usage_cache_s`.
+    """
     if not all(keyring.accepted):
         raise ValueError("a password is empty")
 
     app = FastAPI(title="Sluice billing", docs_url=None, redoc_url=None, openapi_url=None)
+    answers = SharedAnswers(
+        usage_cache_s, time.monotonic, max_bytes=MAX_KEPT_BYTES, max_bytes_of_tenant=MAX_KEPT_BYTES_OF_TENANT
+    )
     app.add_middleware(_Door, keyring=keyring)
     _handle_errors(app)
 
-    @app.get("/internal/usage")
-    async def usage(
-        tenant_id: str, start_time: int, end_time: int, bucket_width: str = "1d", group_by: str = ""
-    ) -> dict[str, Any]:
-        query = UsageQuery.parse(tenant_id, start_time, end_time, bucket_width, group_by)
-        # Read before the tables are: what this promises to be stored is then in the answer.
-        seen = progress()
-        data = await usage_reader.ask(tenant_id, lambda reader: reader.usage(query))
-        return {"data": data, "finalized_through": seen.stored_through_ms, "lag_records": seen.lag_records}
+    add_usage_routes(app, usage_reader, progress, answers)
 
     @app.post("/internal/sql")
     async def ask_sql(body: SqlBody) -> dict[str, Any]:
@@ -154,8 +155,8 @@ def _handle_errors(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def _invalid(_request: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
-        param = ".".join(str(part) for part in first["loc"][1:]) or "body"
-        return _error(400, f"{param}: {first['msg']}", "invalid_value", param)
+        fault = fault_of(first, first["loc"][1:])
+        return _error(400, str(fault), "invalid_value", fault.param)
 
     @app.exception_handler(InvalidQuery)
     async def _invalid_query(_request: Request, error: InvalidQuery) -> JSONResponse:

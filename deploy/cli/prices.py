@@ -9,10 +9,11 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from billing_jobs.pricing import PICO_PER_UNIT, PRICED_CLASSES
+from billing_jobs.pricing import PRICED_CLASSES
 from deploy.cli.app import CommandError, DataOption, JsonOption, app, err, out, running, settings_of
 from deploy.cli.questions import ask_billing
 from deploy.paths import DEFAULT_DATA
+from schemas.money import PICO_PER_UNIT
 from streams.settings import Settings
 
 prices_app = typer.Typer(

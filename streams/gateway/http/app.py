@@ -1,8 +1,6 @@
 """The HTTP surface: its routes, its error handlers, health and the pages."""
 
-from typing import Annotated
-
-from fastapi import FastAPI, Query, Request
+from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import PlainTextResponse, Response
 from fastapi.routing import APIRoute
@@ -10,7 +8,6 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from schemas.endings import ENDINGS
-from schemas.usage_query import BUCKET_WIDTHS, GROUPS, MAX_TIME_S
 from streams.dialects.neutral import RequestError
 from streams.gateway.batches.service import BatchService
 from streams.gateway.errors import ApiError
@@ -33,30 +30,14 @@ from streams.gateway.http.page_routes import add_page_routes
 from streams.gateway.http.response_routes import add_response_routes
 from streams.gateway.http.token_routes import add_token_routes
 from streams.gateway.http.tokens import TokenApi
-from streams.gateway.http.usage import UsageApi
 from streams.gateway.http.usage_reader import UsageReader
+from streams.gateway.http.usage_routes import add_usage_routes
 from streams.gateway.http.vllm_routes import add_vllm_routes
 from streams.gateway.operations.operations import Operations
 from streams.gateway.service.service import Gateway
 from streams.retry_advice import retry_advice_ms
 
 _INVALID = "invalid_request_error"
-_Start = Annotated[
-    int | None, Query(ge=0, lt=MAX_TIME_S, description="Unix seconds; default: a week before `end_time`.")
-]
-_End = Annotated[
-    int | None,
-    Query(ge=1, le=MAX_TIME_S, description="Unix seconds, exclusive, at most 400 days after the start; default: now."),
-]
-_Width = Annotated[str, Query(json_schema_extra={"enum": list(BUCKET_WIDTHS)})]
-_MAYBE_GROUP = f"({'|'.join(GROUPS)})?"
-_Groups = Annotated[
-    str,
-    Query(
-        description=f"Comma list of {', '.join(GROUPS)}, none of them twice.",
-        json_schema_extra={"pattern": f"^{_MAYBE_GROUP}(,{_MAYBE_GROUP})*$"},
-    ),
-]
 
 
 def build_app(gateway: Gateway, usage: UsageReader, batches: BatchService, operations: Operations) -> FastAPI:
@@ -64,7 +45,7 @@ def build_app(gateway: Gateway, usage: UsageReader, batches: BatchService, opera
     app = FastAPI(
         title="Sluice", version="1", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False
     )  # fmt: skip
-    answering, models, figures = Answering(gateway), ModelApi(gateway), UsageApi(gateway, usage)
+    answering, models = Answering(gateway), ModelApi(gateway)
     tokens = TokenApi(gateway)
 
     @app.post("/v1/chat/completions", openapi_extra=body_of("ChatBody"), tags=["chat"], operation_id="chat_completions")
@@ -96,18 +77,7 @@ def build_app(gateway: Gateway, usage: UsageReader, batches: BatchService, opera
         """One model, by name or alias."""
         return models.one(request, model)
 
-    @app.get("/v1/usage", tags=["usage"])
-    async def get_usage(
-        request: Request,
-        start_time: _Start = None,
-        end_time: _End = None,
-        bucket_width: _Width = "1d",
-        group_by: _Groups = "",
-        org_id: str | None = Query(None, description="Your own organisation, if given."),
-    ) -> Response:
-        """Token counts and cost in buckets. All that had ended by `finalized_through` is counted."""
-        return await figures.usage(request, start_time, end_time, bucket_width, group_by, org_id)
-
+    add_usage_routes(app, gateway, usage)
     add_response_routes(app, answering)
     add_conversation_routes(app, gateway)
     add_embeddings_routes(app, answering)

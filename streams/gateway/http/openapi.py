@@ -5,6 +5,7 @@ from typing import Any, Final
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from schemas.usage_query import TOKEN_CLASSES
 from streams.dialects.anthropic.body import messages_schemas
 from streams.dialects.browser_token import token_body_schema
 from streams.dialects.conversations import conversation_schemas
@@ -23,6 +24,12 @@ _NUMBER: Final = {"type": "number"}
 _PLAIN: Final = {"text/plain": {"schema": _TEXT}}
 _BYTES: Final[dict[str, Any]] = {
     "application/octet-stream": {"schema": {"type": "string", "contentMediaType": "application/octet-stream"}}
+}
+_FILES: Final[dict[str, dict[str, Any]]] = {
+    "/api/usage/export": {
+        media: {"schema": {"type": "string", "contentMediaType": media}}
+        for media in ("text/csv", "application/vnd.apache.parquet")
+    }
 }
 
 
@@ -71,6 +78,21 @@ _TEXT_LOGPROBS: Final = _maybe(
     )
 )  # fmt: skip
 _PRICES: Final = {"type": "object", "additionalProperties": {"type": "string", "description": "A decimal number."}}
+_MONEY: Final = {"currency": _maybe(_TEXT), "cost_pico": _TEXT, "cost": _TEXT, "cost_usd": _maybe(_TEXT)}
+_OF_WHOM: Final = {name: _maybe(_TEXT) for name in ("project_id", "user_id", "api_key_id", "model")}
+
+
+def _usage_page(result: dict[str, Any]) -> dict[str, Any]:
+    bucket = _object(
+        object={"const": "bucket"}, start_time=_WHOLE, end_time=_WHOLE, estimate={"type": "boolean"},
+        results=_list(result),
+    )  # fmt: skip
+    return _object(
+        object={"const": "page"}, data=_list(bucket), has_more={"type": "boolean"}, next_page=_maybe(_TEXT),
+        finalized_through=_WHOLE, lag_records=_WHOLE, estimate={"type": "boolean"},
+    )  # fmt: skip
+
+
 _VECTOR: Final = {
     "oneOf": [
         {"type": "array", "items": {"type": "number"}},
@@ -200,9 +222,28 @@ _SCHEMAS: Final[dict[str, dict[str, Any]]] = {
         prices=_object(currency=_TEXT, per_1m_tokens=_PRICES, per_1k_tokens=_PRICES),
     ),
     "Models": _object(object={"const": "list"}, data=_list(_ref("Model"))),
-    "UsagePage": _object(
-        object={"const": "page"}, has_more={"type": "boolean"}, finalized_through=_WHOLE,
-        data=_list(_object(start_time=_WHOLE, end_time=_WHOLE, results=_list({"type": "object"}))),
+    "UsagePage": _usage_page(
+        _object(requests=_WHOLE, **dict.fromkeys(TOKEN_CLASSES, _WHOLE), suspense_events=_WHOLE, **_MONEY)
+    ),
+    "CostsPage": _usage_page(_object(**_MONEY)),
+    "CompletionsUsagePage": _usage_page(
+        _object(
+            object={"const": "organization.usage.completions.result"}, input_tokens=_WHOLE, input_cached_tokens=_WHOLE,
+            input_uncached_tokens=_WHOLE, output_tokens=_WHOLE, num_model_requests=_WHOLE, **_OF_WHOM,
+            batch=_maybe({"type": "boolean"}), service_tier=_maybe(_TEXT),
+        )
+    ),
+    "EmbeddingsUsagePage": _usage_page(
+        _object(
+            object={"const": "organization.usage.embeddings.result"}, input_tokens=_WHOLE, num_model_requests=_WHOLE,
+            **_OF_WHOM,
+        )
+    ),
+    "OrganizationCostsPage": _usage_page(
+        _object(
+            object={"const": "organization.costs.result"}, amount=_object(value=_NUMBER, currency=_TEXT),
+            quantity=_maybe(_WHOLE), project_id=_maybe(_TEXT), line_item=_maybe(_TEXT), api_key_id=_maybe(_TEXT),
+        )
     ),
     "Token": _object(
         object={"const": "token"}, token=_TEXT, expires_at=_WHOLE, expires_in_s=_WHOLE, scopes=_list(_TEXT),
@@ -301,6 +342,11 @@ _OPERATIONS: Final[dict[tuple[str, str], tuple[str, tuple[int, ...]]]] = {
     ("get", "/v1/models"): ("Models", _ANY_KEY),
     ("get", "/v1/models/{model}"): ("Model", (*_ANY_KEY, 404)),
     ("get", "/v1/usage"): ("UsagePage", (*_KEY, 400, 404)),
+    ("get", "/v1/costs"): ("CostsPage", (*_KEY, 400, 404)),
+    ("get", "/api/usage/export"): ("", (*_KEY, 400, 404)),
+    ("get", "/v1/organization/usage/completions"): ("CompletionsUsagePage", (*_KEY, 400)),
+    ("get", "/v1/organization/usage/embeddings"): ("EmbeddingsUsagePage", (*_KEY, 400)),
+    ("get", "/v1/organization/costs"): ("OrganizationCostsPage", (*_KEY, 400)),
     ("post", "/v1/messages"): ("Message", _GENERATING),
     ("get", "/v1/messages/{response_id}"): ("MessageState", (*_KEY, 400, 404, 409)),
     ("post", "/v1/messages/count_tokens"): ("MessageTokens", (*_KEY, *_BODY)),
@@ -342,7 +388,7 @@ _STREAMS: Final = (*(f"/v1/{path}" for path in _FORMATS), *_BY_ID)
 
 
 def _answers(method: str, path: str, schema: str, refusals: tuple[int, ...]) -> dict[str, Any]:
-    content: dict[str, Any] = {"application/json": {"schema": _ref(schema)}} if schema else _BYTES
+    content = {"application/json": {"schema": _ref(schema)}} if schema else _FILES.get(path, _BYTES)
     streams = path in _STREAMS and method != "delete"
     if streams:
         content["text/event-stream"] = {"schema": _EVENT}

@@ -1,7 +1,7 @@
 """The port to usage figures, and its client of the billing process.
 
-`GET /internal/usage?tenant_id&start_time&end_time&bucket_width&group_by` with `Authorization: Bearer <billing's
-password>` answers a `UsagePage` as JSON. Times are Unix seconds, `end_time` exclusive; `group_by` is a comma list.
+`POST /internal/usage` with a `UsageQuery` and `Authorization: Bearer <billing's password>` answers a `UsagePage` as
+JSON, `POST /internal/usage/export?file_format=…` a file.
 """
 
 from typing import Any, Protocol
@@ -9,24 +9,32 @@ from typing import Any, Protocol
 import httpx
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from schemas.usage_query import BucketWidth, GroupBy, InvalidQuery
+from schemas.usage_query import ExportFormat, InvalidQuery, UsageQuery
 
 
 class UsageBucket(BaseModel):
-    model_config = ConfigDict(extra="allow")
+    """`estimate`: whether it may still grow."""
+
+    model_config = ConfigDict(extra="ignore")
 
     start_time: int
     end_time: int
+    estimate: bool
     results: list[dict[str, Any]]
 
 
 class UsagePage(BaseModel):
-    """`finalized_through` is Unix time in milliseconds: every response that had ended by then is counted."""
+    """`finalized_through` is Unix time in milliseconds: every response that had ended by then is counted.
 
-    model_config = ConfigDict(extra="allow")
+    `next_start`: where the next page begins; None behind the last bucket.
+    """
+
+    model_config = ConfigDict(extra="ignore")
 
     data: list[UsageBucket]
+    next_start: int | None
     finalized_through: int
+    lag_records: int
 
 
 class UsageUnavailable(Exception):
@@ -34,16 +42,12 @@ class UsageUnavailable(Exception):
 
 
 class UsageReader(Protocol):
-    async def usage(
-        self,
-        tenant_id: str,
-        *,
-        start_time_s: int,
-        end_time_s: int,
-        bucket_width: BucketWidth,
-        group_by: tuple[GroupBy, ...],
-    ) -> UsagePage:
-        """Raises UsageUnavailable, InvalidQuery."""
+    """Raises UsageUnavailable, InvalidQuery."""
+
+    async def usage(self, query: UsageQuery) -> UsagePage: ...
+
+    async def export(self, query: UsageQuery, file_format: ExportFormat) -> bytes:
+        """All of the interval, as a file."""
 
 
 class _RefusalBody(BaseModel):
@@ -60,29 +64,29 @@ class HttpUsageReader:
 
     def __init__(self, client: httpx.AsyncClient, password: str) -> None:
         self._client = client
-        self._headers = {"Authorization": f"Bearer {password}"}
+        self._headers = {"Authorization": f"Bearer {password}", "Content-Type": "application/json"}
 
-    async def usage(
-        self,
-        tenant_id: str,
-        *,
-        start_time_s: int,
-        end_time_s: int,
-        bucket_width: BucketWidth,
-        group_by: tuple[GroupBy, ...],
-    ) -> UsagePage:
-        params: dict[str, str | int] = {
-            "tenant_id": tenant_id, "start_time": start_time_s, "end_time": end_time_s, "bucket_width": bucket_width,
-            "group_by": ",".join(group_by),
-        }  # fmt: skip
+    async def usage(self, query: UsageQuery) -> UsagePage:
+        answer = await self._asked("/internal/usage", query, {})
         try:
-            response = await self._client.get("/internal/usage", params=params, headers=self._headers)
+            return UsagePage.model_validate_json(answer)
+        except ValidationError as error:
+            raise UsageUnavailable(f"billing answered something else: {error.error_count()} errors") from None
+
+    async def export(self, query: UsageQuery, file_format: ExportFormat) -> bytes:
+        return await self._asked("/internal/usage/export", query, {"file_format": file_format})
+
+    async def _asked(self, path: str, query: UsageQuery, params: dict[str, str]) -> bytes:
+        try:
+            response = await self._client.post(
+                path, params=params, content=query.model_dump_json(), headers=self._headers
+            )
             if response.status_code == httpx.codes.BAD_REQUEST:
                 error_body = _Refusal.model_validate_json(response.content).error
                 raise InvalidQuery(error_body.param or "", error_body.message)
             response.raise_for_status()
-            return UsagePage.model_validate_json(response.content)
         except httpx.HTTPError as error:
             raise UsageUnavailable(f"billing: {type(error).__name__}") from error
-        except ValidationError as error:
-            raise UsageUnavailable(f"billing answered something else: {error.error_count()} errors") from None
+        except ValidationError:
+            raise UsageUnavailable("billing refused it in other words") from None
+        return response.content

@@ -1,11 +1,13 @@
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import closing
 from itertools import count
 from pathlib import Path
 
 import pytest
 
-from billing_jobs.store import Database
+from billing_jobs.queries import read_settings
+from billing_jobs.store import ClickHouseStore, Connection, Database
+from tests.unit.billing_jobs.internal_http import Client, http_client, reader_thread
 
 _names = count(1)
 
@@ -25,3 +27,22 @@ def database(engine_folder: Path) -> Iterator[Database]:
     with closing(Database.embedded(engine_folder, f"test_{next(_names)}")) as fresh:
         fresh.open()
         yield fresh
+
+
+@pytest.fixture
+def store(database: Database) -> ClickHouseStore:
+    return ClickHouseStore(database.connection())
+
+
+@pytest.fixture
+async def client(database: Database, store: ClickHouseStore) -> AsyncIterator[Client]:
+    def connection() -> Connection:
+        return database.connection(read_settings(max_rows=100, timeout_s=60))
+
+    with (
+        closing(store),
+        closing(reader_thread(connection(), "usage")) as usage,
+        closing(reader_thread(connection(), "sql")) as sql,
+    ):
+        async with http_client(usage, sql) as http:
+            yield Client(http)

@@ -1,29 +1,44 @@
-"""The words in which usage is asked for."""
+"""A question about usage, and how money is shown."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from schemas.usage_query import BUCKET_WIDTHS, GROUPS, InvalidQuery, parse_bucket_width, parse_group_by
+from schemas.money import PICO_PER_UNIT, decimal_units
+from schemas.usage_query import MAX_BUCKETS, InvalidQuery, UsageQuery
+
+DAY_S = 86_400
 
 
-def test_every_width_and_group_is_understood() -> None:
-    assert [parse_bucket_width(width) for width in BUCKET_WIDTHS] == list(BUCKET_WIDTHS)
-    assert parse_group_by(",".join(GROUPS)) == GROUPS
-    assert parse_group_by(" ending , model,") == ("ending", "model")
-    assert parse_group_by("") == ()
+def test_a_question_is_of_utc_buckets() -> None:
+    query = UsageQuery.asked(tenant_id="acme", start_time=DAY_S + 1, end_time=3 * DAY_S + 1)
+    assert list(query.bucket_starts()) == [DAY_S, 2 * DAY_S, 3 * DAY_S]
+    assert UsageQuery.asked(**query.model_dump()) == query
+    assert len({query, UsageQuery.asked(**query.model_dump())}) == 1, "the same question has the same answer"
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
-    [("model,tenant_id", "some of model"), ("model,model", "twice"), ("Model", "some of model"), ("model;", "some of")],
+    ("fields", "param"),
+    [
+        ({"end_time": DAY_S}, "end_time"),
+        ({"start_time": -1}, "start_time"),
+        ({"bucket_width": "2h"}, "bucket_width"),
+        ({"bucket_width": "1h", "limit": MAX_BUCKETS["1h"] + 1}, "limit"),
+        ({"group_by": ["model", "model"]}, "group_by"),
+        ({"group_by": ["prompt"]}, "group_by.0"),
+        ({"tenant_id": ""}, "tenant_id"),
+        ({"models": ["x"] * 101}, "models"),
+    ],
 )
-def test_what_is_no_list_of_groups_is_refused(text: str, message: str) -> None:
-    with pytest.raises(InvalidQuery, match=message) as raised:
-        parse_group_by(text)
-    assert raised.value.param == "group_by"
+def test_a_wrong_question_names_the_field(fields: dict[str, object], param: str) -> None:
+    with pytest.raises(InvalidQuery) as refused:
+        UsageQuery.asked(**{"tenant_id": "acme", "start_time": DAY_S, "end_time": 2 * DAY_S, **fields})
+    assert refused.value.param == param
 
 
-@pytest.mark.parametrize("text", ["", "1m", "1H", "1h,1d"])
-def test_what_is_no_width_is_refused(text: str) -> None:
-    with pytest.raises(InvalidQuery, match="one of 1h, 1d") as raised:
-        parse_bucket_width(text)
-    assert raised.value.param == "bucket_width"
+@given(st.integers(-(10**30), 10**30))
+def test_an_amount_is_shown_exactly(pico: int) -> None:
+    shown = decimal_units(pico)
+    whole, _, fraction = shown.lstrip("-").partition(".")
+    assert (int(whole) * PICO_PER_UNIT + int(fraction.ljust(12, "0") or 0)) * (-1 if pico < 0 else 1) == pico
+    assert not fraction.endswith("0")

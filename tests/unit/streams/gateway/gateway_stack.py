@@ -21,7 +21,7 @@ from schemas.generated import Kind
 from schemas.logprobs import TokenLogprobs
 from schemas.request import OnDisconnect, Request
 from schemas.responses import Release, Started, Terminal, TokenUsage
-from schemas.usage_query import BucketWidth, GroupBy
+from schemas.usage_query import TOKEN_CLASSES, ExportFormat, UsageQuery
 from streams.blobs.memory import MemoryBlobs
 from streams.clocks import now_ms
 from streams.directory import ApiKey, KeyScope, Model, Pool, Tenant
@@ -91,18 +91,27 @@ class Directory:
 
 
 class Usage:
-    """Remembers what it was asked."""
+    """Remembers what it was asked, and always tells the same; of line items, that there is one."""
 
     def __init__(self) -> None:
-        self.asked: list[dict[str, Any]] = []
+        self.asked: list[UsageQuery] = []
+        self.next_start: int | None = None
 
-    async def usage(
-        self, tenant_id: str, *, start_time_s: int, end_time_s: int, bucket_width: BucketWidth,
-        group_by: tuple[GroupBy, ...],
-    ) -> UsagePage:  # fmt: skip
-        self.asked.append({"tenant_id": tenant_id, "start": start_time_s, "end": end_time_s, "by": group_by})
-        bucket = UsageBucket(start_time=start_time_s, end_time=end_time_s, results=[{"model": "tiny", "requests": 3}])
-        return UsagePage(data=[bucket], finalized_through=end_time_s * 1_000)
+    async def usage(self, query: UsageQuery) -> UsagePage:
+        self.asked.append(query)
+        figures = {"requests": 3, **dict.fromkeys(TOKEN_CLASSES, 7), "suspense_events": 0}
+        if "line_item" in query.group_by:
+            figures = {"quantity": 7}
+        groups = {**{name: f"a {name}" for name in query.group_by}, "currency": "USD", "lane": "batch", "batch": True}
+        result = {name: groups[name] for name in query.group_by} | figures | {"cost_pico": "13800000"}
+        bucket = UsageBucket(start_time=query.start_time, end_time=query.end_time, estimate=True, results=[result])
+        return UsagePage(
+            data=[bucket], next_start=self.next_start, finalized_through=query.end_time * 1_000, lag_records=0
+        )
+
+    async def export(self, query: UsageQuery, file_format: ExportFormat) -> bytes:
+        self.asked.append(query)
+        return f"a {file_format} file".encode()
 
 
 _BALANCE = threading.RLock()

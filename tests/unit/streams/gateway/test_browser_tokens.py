@@ -57,7 +57,7 @@ async def test_over_http_it_is_shown_as_a_key_is_and_what_it_asks_is_its_keys(st
         assert (request.scope.tenant_id, request.scope.project_id, request.scope.key_id) == ("acme", "default", "k1")
         assert (await http.get(f"/v1/responses/{request.response_id}")).status_code == 200
         await http.get("/v1/usage")
-        assert [asked["tenant_id"] for asked in stack.usage.asked] == ["acme"]
+        assert [asked.tenant_id for asked in stack.usage.asked] == ["acme"]
     async with shown(stack, (await minted(stack, OTHER_KEY))["token"]) as others:
         assert (await others.get(f"/v1/responses/{request.response_id}")).status_code == 404
 

@@ -55,31 +55,6 @@ def test_a_model_that_calls_tools_says_so() -> None:
     assert told == [["chat.completions", "streaming"], ["chat.completions", "streaming", "tools"]]
 
 
-async def test_usage_is_asked_for_the_keys_own_tenant(stack: Stack) -> None:
-    async with client(stack) as http:
-        page = (await http.get("/v1/usage?start_time=0&end_time=3600&bucket_width=1h&group_by=model")).json()
-        assert page["data"][0]["results"] == [{"model": "tiny", "requests": 3}]
-        assert page["finalized_through"] == 3_600_000
-        assert stack.usage.asked == [{"tenant_id": "acme", "start": 0, "end": 3_600, "by": ("model",)}]
-        assert (await http.get("/v1/usage?org_id=acme")).status_code == 200
-        for query in ("org_id=beta", "start_time=9&end_time=3", "bucket_width=2h", "group_by=price", "start_time=x"):
-            answer = await http.get(f"/v1/usage?{query}")
-            assert answer.status_code in (400, 404)
-            assert answer.json()["error"]["param"] == query.split("=")[0]
-
-
-async def test_what_nobody_knows_of_usage_is_refused_by_name(stack: Stack) -> None:
-    async with client(stack) as http:
-        for name in ("group_by[]", "models", "limit"):
-            answer = await http.get("/v1/usage", params={"start_time": 0, "end_time": 3_600, name: "model"})
-            error = answer.json()["error"]
-            assert (answer.status_code, error["code"], error["param"]) == (400, "unsupported_parameter", name)
-            assert error["message"] == f"{name} is not supported."
-        refused = await http.get("/v1/usage", params={"models": "x"}, headers={"authorization": "Bearer nobody"})
-        assert refused.status_code == 401, "whoever may not ask learns nothing"
-    assert stack.usage.asked == []
-
-
 async def test_health_docs_and_the_page_need_no_key(stack: Stack) -> None:
     async with httpx.AsyncClient(base_url=stack.url, trust_env=False) as http:
         assert (await http.get("/healthz")).text == "ok"

@@ -109,8 +109,10 @@ async def test_what_is_answered_stands_in_the_document(stack: Stack) -> None:
             is_told(document, "get", template, await http.get(template.replace("{response_id}", "resp_x")))
         is_told(document, "post", f"{RESPONSE}/cancel", await http.post(f"{path}/cancel"))
         is_told(document, "post", f"{RESPONSE}/cancel", await http.post("/v1/responses/resp_x/cancel"))
-        for query in ("", "?bucket_width=x", "?org_id=other"):
-            is_told(document, "get", "/v1/usage", await http.get(f"/v1/usage{query}"))
+        for path in USAGE_PATHS:
+            for query in ("", "&bucket_width=x", "&org_id=other", "&group_by=project_id"):
+                is_told(document, "get", path, await http.get(f"{path}?start_time=0&end_time=86400{query}"))
+        is_told(document, "get", "/v1/costs", await http.get("/v1/costs?group_by=line_item"))
         is_told(document, "post", "/v1/tokens", await http.post("/v1/tokens", json={}))
         is_told(document, "post", "/v1/tokens", await http.post("/v1/tokens", json={"scopes": []}))
         is_told(document, "get", "/v1/models", await http.get("/v1/models"))
@@ -127,6 +129,12 @@ async def test_what_is_answered_stands_in_the_document(stack: Stack) -> None:
             is_told(document, "post", path, await http.post(path, content=b"{}"))
         for path in ("/healthz", "/readyz", "/health", "/version"):
             is_told(document, "get", path, await http.get(path))
+
+
+USAGE_PATHS = (
+    "/v1/usage", "/v1/costs", "/api/usage/export", "/v1/organization/usage/completions",
+    "/v1/organization/usage/embeddings", "/v1/organization/costs",
+)  # fmt: skip
 
 
 def fits(document: dict[str, Any], path: str, body: dict[str, Any]) -> bool:
@@ -185,16 +193,15 @@ async def test_a_query_is_taken_within_the_bounds_of_the_document(stack: Stack) 
             ("end_time", (first, 3_600, last), (first - 1, last + 1, "")),
             ("start_time", (usage["start_time"]["minimum"],), (-1, last, "")),
             ("bucket_width", usage["bucket_width"]["enum"], ("2h", "")),
-            ("group_by", ("", "model", "model,ending"), ("price",)),
+            ("group_by", ("", *usage["group_by"]["items"]["enum"]), ("price",)),
+            ("page", ("page_86400_90000",), ("page_1_2_3", "page_86401_90000")),
+            ("limit", (1, 400), (0, 401, "x")),
         ):
             for value in (*taken, *refused):
                 rest = "&end_time=3600" if name == "start_time" else ""
                 answer = await http.get(f"/v1/usage?{name}={value}{rest}")
                 assert answer.status_code == (200 if value in taken else 400), (name, value)
-        pattern = re.compile(usage["group_by"]["pattern"])
-        assert [bool(pattern.search(text)) for text in ("", "model", "model,ending", "price", "modelx")] == [
-            True, True, True, False, False
-        ]  # fmt: skip
+        assert re.fullmatch(usage["page"]["pattern"], "page_86400_90000")
         answer = await http.get("/v1/responses/resp_x?stream=true&starting_after=")
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "starting_after")
 

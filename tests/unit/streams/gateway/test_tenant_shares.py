@@ -15,6 +15,7 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
 from schemas.base import Scope
+from schemas.usage_query import UsageQuery
 from schemas.websocket import EditMessage, RequestMessage
 from streams.dialects.json_body import parse_json_object
 from streams.dialects.neutral import NeutralRequest
@@ -389,11 +390,11 @@ async def test_turns_at_asking_for_usage(redis_url: str, monkeypatch: pytest.Mon
     goes_on, asked = asyncio.Event(), Counter[str]()
     usage = Usage.usage
 
-    async def slow(self: Usage, tenant_id: str, **query: Any) -> UsagePage:
-        asked[tenant_id] += 1
-        if tenant_id == "acme":
+    async def slow(self: Usage, query: UsageQuery) -> UsagePage:
+        asked[query.tenant_id or ""] += 1
+        if query.tenant_id == "acme":
             await goes_on.wait()
-        return await usage(self, tenant_id, **query)
+        return await usage(self, query)
 
     monkeypatch.setattr(Usage, "usage", slow)
     async with shared(redis_url) as stack, client(stack) as greedy, client(stack, OTHER_KEY) as other:
