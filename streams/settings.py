@@ -464,7 +464,7 @@ class BillingSettings(_Section):
     query_timeout_s: float = Field(default=10, gt=0)
     max_query_rows: int = Field(default=10_000, ge=1)
     usage_cache_s: float = Field(
-        default=2, ge=0, le=60, description="So long the same question about usage has the same answer; 0: none is kept."
+        default=2, ge=0, le=60, description="So long the same question about usage has the same answer."
     )
     analysts_host: str = "127.0.0.1"
     analysts_port: int = Field(

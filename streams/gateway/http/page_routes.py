@@ -20,7 +20,7 @@ CONTENT_SECURITY_POLICY: Final = (
     "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 )
 """No page runs or loads what is not a file of the gateway's, and none makes markup of text."""
-_PAGES: Final = {"/": "chat.html", "/operations": "operations.html"}
+_PAGES: Final = {"/": "chat.html", "/operations": "operations.html", "/usage": "usage.html"}
 _KINDS: Final = {
     ".css": "text/css; charset=utf-8", ".html": "text/html; charset=utf-8", ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml", ".txt": "text/plain; charset=utf-8",
@@ -74,7 +74,7 @@ def _templates() -> Environment:
 
 
 def add_page_routes(app: FastAPI) -> None:
-    """The chat page, the operations page, the reference. Whoever asks, they cost no more than their bytes."""
+    """The pages of chat, operations and usage, and the reference. Whoever asks, they cost no more than their bytes."""
 
     @cache
     def document() -> bytes:
@@ -102,6 +102,10 @@ def add_page_routes(app: FastAPI) -> None:
     @app.get("/operations", include_in_schema=False)
     async def operations(request: Request) -> Response:
         return pages["/operations"].answer(request)
+
+    @app.get("/usage", include_in_schema=False)
+    async def usage(request: Request) -> Response:
+        return pages["/usage"].answer(request)
 
     @app.get("/assets/{path:path}", include_in_schema=False)
     async def asset(request: Request, path: str) -> Response:

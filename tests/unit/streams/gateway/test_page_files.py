@@ -19,7 +19,7 @@ from streams.gateway.http.described import described, in_line
 from streams.gateway.http.page_routes import FOLDER, assets
 from tests.unit.streams.gateway.gateway_stack import Stack
 
-PAGES = ("/", "/operations", "/docs")
+PAGES = ("/", "/operations", "/usage", "/docs")
 OWN = [path for path in sorted(FOLDER.rglob("*.*")) if path.is_file() and "vendor" not in path.parts]
 MAX_BYTES = 200_000
 """Of all that a page loads: it is to be there at once, on a telephone too."""

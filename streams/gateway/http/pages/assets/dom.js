@@ -13,6 +13,16 @@ export function el(tag, properties = {}, ...children) {
   return node;
 }
 
+const SVG = "http://www.w3.org/2000/svg";
+
+/** The same of a picture, whose properties are all attributes. */
+export function svg(tag, attributes, ...children) {
+  const node = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  node.append(...children);
+  return node;
+}
+
 export function hidden(text) {
   return el("span", {className: "visually-hidden"}, text);
 }

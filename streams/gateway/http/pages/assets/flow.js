@@ -1,8 +1,7 @@
 /** The dataflow as a picture: where requests go, how many a second, and what waits where. */
 
-import {about, count, el} from "./dom.js";
+import {about, count, el, svg as node} from "./dom.js";
 
-const SVG = "http://www.w3.org/2000/svg";
 const WIDTH = 1120,
   BOX = 124,
   TALL = 62,
@@ -17,13 +16,6 @@ const MAX_TITLE = 13;
 export function rate(value) {
   if (value === null || value === undefined) return "–";
   return value < 10 && value > 0 ? value.toFixed(1) : count(Math.round(value));
-}
-
-function node(tag, attributes, ...children) {
-  const made = document.createElementNS(SVG, tag);
-  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-  made.append(...children);
-  return made;
 }
 
 /** A box with a title, lines below it, and a bar for what is used of something. */

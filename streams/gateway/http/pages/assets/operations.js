@@ -1,29 +1,20 @@
 /** The operations page: asks how the flow stands every two seconds while somebody sees the page, and draws it. */
 
-import {Refused} from "./calls.js";
+import {connects, disconnected, status, why_refused} from "./connecting.js";
 import {$, count, el} from "./dom.js";
 import {draw_flow, rate} from "./flow.js";
-import {lend} from "./lending.js";
+import {figure, says, table} from "./tables.js";
 
 const EVERY_MS = 2000;
 const PATIENCE_MS = 8000;
+const FORBIDDEN = "This key is no administrator's: it may not see the operations of the service.";
 let token = "",
   timer = null;
-
-function status(text, look = "") {
-  $("status").textContent = text;
-  $("status").className = look;
-}
 
 function refused(why) {
   token = "";
   clearTimeout(timer);
-  status("not connected");
-  $("welcome").hidden = false;
-  $("now").hidden = true;
-  $("refusal").textContent = why;
-  $("refusal").hidden = false;
-  $("key").focus();
+  disconnected(why);
 }
 
 async function look() {
@@ -36,7 +27,9 @@ async function look() {
         signal: AbortSignal.timeout(PATIENCE_MS),
       });
       const body = await answer.json();
-      if (answer.status === 401 || answer.status === 403) return refused(whyRefused(answer.status, body.error));
+      if (answer.status === 401 || answer.status === 403) {
+        return refused(why_refused(answer.status, body.error, FORBIDDEN));
+      }
       if (!answer.ok) throw new Error(body.error?.message ?? "");
       show(body);
     } catch (error) {
@@ -44,11 +37,6 @@ async function look() {
     }
   }
   timer = setTimeout(look, EVERY_MS);
-}
-
-function whyRefused(code, error) {
-  if (code === 403) return "This key is no administrator's: it may not see the operations of the service.";
-  return error.code === "token_expired" ? "The hour is over. Show your key again." : "The key is not valid any more.";
 }
 
 function show(now) {
@@ -167,10 +155,6 @@ function lasting(ms) {
 
 const cached = of => (of.prompt_tokens ? percent(of.cached_tokens / of.prompt_tokens) : "–");
 
-function says(reason) {
-  return {says: reason};
-}
-
 function standing(worker) {
   if (worker.state !== "ready" || !worker.failing) return el("span", {className: `state ${worker.state}`}, worker.state);
   const title = `${worker.failing} requests failed; it is tried with one at a time`;
@@ -216,41 +200,13 @@ function figures(now) {
       .filter(each => each.level > 0)
       .map(each => [`brownout of ${each.pool}`, el("span", {className: "bad"}, `level ${each.level}`)]),
     ...gateway.open_circuits.map(each => [`asked by ${gateway.gateway_id}`, el("span", {className: "bad"}, `${each} is away`)]),
-  ].map(([label, value]) => el("div", {className: "figure"}, el("b", {}, value), el("span", {}, label)));
+  ].map(([label, value]) => figure(label, value));
 }
 
-/** Columns that begin with # are numbers. The place keeps what its reader has scrolled to. */
-function table(place, columns, rows, nothing) {
-  if (!rows.length) return place.replaceChildren(el("p", {className: "faint small"}, nothing));
-  const kind = at => (columns[at].startsWith("#") ? "number" : "");
-  const cell = (value, at) =>
-    value?.says !== undefined ? el("td", {className: "says"}, value.says) : el("td", {className: kind(at)}, value);
-  const head = columns.map((column, at) => el("th", {className: kind(at), scope: "col"}, column.replace("#", "")));
-  place.replaceChildren(
-    el(
-      "table",
-      {},
-      el("thead", {}, el("tr", {}, ...head)),
-      el("tbody", {}, ...rows.map(row => el("tr", {}, ...row.map(cell)))),
-    ),
-  );
-}
-
-$("login").onsubmit = async event => {
-  event.preventDefault();
-  $("refusal").hidden = true;
-  status("connecting …");
-  try {
-    ({token} = await lend($("key").value.trim(), ["operations"]));
-  } catch (error) {
-    if (!(error instanceof Refused)) throw error;
-    return refused(error.status === 403 ? whyRefused(403) : error.message);
-  }
-  $("key").value = "";
-  $("welcome").hidden = true;
-  $("now").hidden = false;
+connects(["operations"], FORBIDDEN, async lent => {
+  token = lent;
   await look();
-};
+});
 document.addEventListener("visibilitychange", () => {
   if (!document.hidden) look();
 });
