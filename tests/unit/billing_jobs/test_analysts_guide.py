@@ -3,6 +3,7 @@
 import re
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,12 @@ QUERIES = re.findall(r"```sql\n(.*?)```", GUIDE, re.DOTALL)
 def ask(database: Database, query: str) -> SqlResult:
     with closing(Reader(database.connection(read_settings(100, 10)), 100)) as reader:
         return reader.sql(query)
+
+
+def columns_of(database: Database, query: str) -> dict[str, Any]:
+    """The first row, by name."""
+    answer = ask(database, query)
+    return dict(zip(answer.columns, answer.rows[0], strict=True))
 
 
 @pytest.fixture
@@ -45,6 +52,11 @@ def test_the_guide_shows_what_the_tables_hold(filled: Database) -> None:
     assert [row[0] for row in suspense] == ["unpriced"]
     [waste] = (rows for query, rows in answers.items() if "percent_unbilled" in query)
     assert waste == [["tiny", "2800", "1400", 50]]
+    [audited] = (columns_of(filled, query) for query in answers if "counted_again_pico" in query)
+    assert audited["counted_again_pico"] == audited["cost_pico"] != "0"
+    assert audited["stages"] == sorted(audited["stages"])
+    [cohorts] = (rows for query, rows in answers.items() if "months_later" in query)
+    assert [row[1:] for row in cohorts] == [["0", "1"]], "one end user, seen in one month"
     [gaps] = (rows for query, rows in answers.items() if "missing_from" in query)
     assert gaps == []
 

@@ -1,5 +1,6 @@
 """The usage page in a real browser: plots, a table, files, in light and dark, on a telephone and by keys alone."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,8 @@ def _saves_files(page: Page, folder: Path) -> None:
     page.browser.execute_cdp_cmd("Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(folder)})
     for file_format in ("csv", "parquet"):
         page.browser.find_element(By.ID, file_format).click()
-        wait_until(lambda kind=file_format: [*folder.glob(f"usage-*.{kind}")], f"{file_format} is saved", TIMEOUT_S)
-        [saved] = folder.glob(f"usage-*.{file_format}")
-        assert saved.read_text() == f"a {file_format} file"
+        wait_until(partial(_is_saved, folder, file_format), f"{file_format} is saved", TIMEOUT_S)
+
+
+def _is_saved(folder: Path, file_format: str) -> bool:
+    return [saved.read_text() for saved in folder.glob(f"usage-*.{file_format}")] == [f"a {file_format} file"]

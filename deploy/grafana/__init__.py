@@ -1,0 +1,1 @@
+"""Dashboards for Grafana, over its data source for ClickHouse."""
