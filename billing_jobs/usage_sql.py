@@ -103,7 +103,7 @@ def _lines_sql(group_by: Sequence[GroupBy], where: str) -> str:
     priced = (
         f"SELECT {', '.join([_BUCKET, *_grouped(names), *beside, *sums])}, [{', '.join(lines)}] AS lines"
         f" FROM (SELECT * FROM usage_events FINAL WHERE {where} AND charge_state = 'priced') AS event"
-        " LEFT JOIN (SELECT * EXCEPT (model, currency) FROM price_intervals) AS price"
+        f" LEFT JOIN (SELECT price_id, {', '.join(price for _, _, price in _CLASSES)} FROM price_intervals) AS price"
         f" ON event.price_id = price.price_id GROUP BY {', '.join(['bucket', *names, *beside])}"
     )
     groups = ", ".join(["bucket", *group_by])

@@ -1,8 +1,10 @@
 """Analysts: what `sluice sql` and `GET /v1/usage` say is what the clients were told, tenant by tenant."""
 
+import csv
 import time
 from contextlib import closing
 from dataclasses import dataclass
+from io import StringIO
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -107,6 +109,35 @@ def test_tables_and_usage_agree_with_what_clients_were_told(stack: Stack) -> Non
             grouped = client.get("/v1/usage", params=window).json()
             groups = {(each["model"], each["ending"]) for bucket in grouped["data"] for each in bucket["results"]}
             assert ("sluice-tiny", "completed") in groups
+            file = client.get("/api/usage/export", params={**window, "format": "csv"})
+            assert sum(int(row["cost_pico"]) for row in csv.DictReader(StringIO(file.text))) == costs_of(rows)
+            assert client.get("/api/usage/export", params={**window, "format": "parquet"}).content[:4] == b"PAR1"
+        openais_package_is_told_the_same(stack, tenant, began_s, rows)
+
+
+def costs_of(rows: dict[str, dict[str, Any]]) -> int:
+    return sum(int(row["cost_pico"]) for row in rows.values())
+
+
+def openais_package_is_told_the_same(stack: Stack, tenant: str, began_s: int, rows: dict[str, dict[str, Any]]) -> None:
+    key = api_key(stack, tenant)
+    with openai.OpenAI(base_url=f"{stack.gateway_url}/v1", admin_api_key=key, api_key="", max_retries=0) as api:
+        told = api.admin.organization.usage.completions(
+            start_time=began_s, end_time=began_s + 3_600, group_by=["model", "api_key_id"]
+        )
+        results = [result for bucket in told.data for result in bucket.results]
+        chats = [result for result in results if result.object == "organization.usage.completions.result"]
+        assert len(chats) == len(results)
+        assert sum(each.num_model_requests for each in chats) == len(rows)
+        assert sum(each.input_tokens for each in chats) == sum(
+            int(row["uncached_input_tokens"]) + int(row["cached_input_tokens"]) for row in rows.values()
+        )
+        assert {each.model for each in chats} >= {"sluice-tiny"}
+        spent = api.admin.organization.usage.costs(start_time=began_s, end_time=began_s + 3_600, group_by=["line_item"])
+    items = [item for bucket in spent.data for item in bucket.results if item.object == "organization.costs.result"]
+    amounts = [item.amount.value for item in items if item.amount is not None and item.amount.value is not None]
+    assert round(sum(amounts) * 1e12) == costs_of(rows), "a double holds so small amounts"
+    assert {item.line_item for item in items} >= {"sluice-tiny, input", "sluice-tiny, output"}
 
 
 def test_a_tenants_own_tools_see_what_its_clients_were_told_and_nobody_else(stack: Stack) -> None:
@@ -150,13 +181,13 @@ def test_nobody_asks_for_the_usage_of_others(stack: Stack) -> None:
 @pytest.mark.parametrize(
     ("query_string", "param"),
     [
-        ({"bucket_width": "1m"}, "bucket_width"),
+        ({"bucket_width": "2h"}, "bucket_width"),
         ({"group_by": "tenant_id"}, "group_by"),
         ({"start_time": "yesterday"}, "start_time"),
         ({"start_time": 2_000, "end_time": 1_000}, "start_time"),
-        ({"start_time": 0, "end_time": 401 * 86_400}, "start_time"),
         ({"start_time": 0, "end_time": 10**12}, "end_time"),
-        ({"start_time": 0, "end_time": 399 * 86_400, "bucket_width": "1h"}, "end_time"),
+        ({"bucket_width": "1h", "limit": 745}, "limit"),
+        ({"page": "page_1_2"}, "page"),
     ],
 )
 def test_a_wrong_question_about_usage_names_the_field(

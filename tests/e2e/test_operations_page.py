@@ -118,6 +118,28 @@ def test_a_users_key_sees_nothing(page: Page, stack: Stack) -> None:
     page.until_says("refusal", "The API key is missing or wrong.")
 
 
+def test_the_usage_page_shows_what_was_used(browser: Chrome, stack: Stack, admin_key: str, tmp_path: Path) -> None:
+    with http_client(stack) as client:
+        assert client.post("/v1/chat/completions", json=body("SECRET-Q")).status_code == 200
+    page = Page(browser, f"{stack.gateway_url}/usage", tmp_path)
+    page.dress("light", NARROW)
+    until_taken(page, admin_key)
+
+    def is_drawn() -> bool:
+        """Once it is billed; the page looks again when another period is chosen."""
+        page.run("document.getElementById('period').dispatchEvent(new Event('change'))")
+        page.settle()
+        return any(text.startswith("sluice-tiny") for text in page.texts("#model .legend li"))
+
+    until(is_drawn, "the answer is in the picture", TIMEOUT_S, every_s=0.5)
+    assert "sluice-tiny" in page.texts("#table td")
+    assert any(cell.endswith(" USD") for cell in page.texts("#table td"))
+    page.picture("usage")
+    assert not page.overflows()
+    assert page.complaints() == []
+    browser.get("about:blank")
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_fits_a_telephone(page: Page, admin_key: str, scheme: str) -> None:
     page.dress(scheme, NARROW)
