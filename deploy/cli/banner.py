@@ -29,6 +29,7 @@ def banner(status: dict[str, Any], default_data: Path, *, detached: bool = False
     lines = [
         "",
         f"[bold]Chat page[/bold]   {escape(gateway)}/",
+        f"[bold]Usage[/bold]       {escape(gateway)}/usage",
         f"[bold]Operations[/bold]  {escape(gateway)}/operations   (for a key of the role admin)",
         f"[bold]API docs[/bold]    {escape(gateway)}/docs",
         *([f"[bold]Gateways[/bold]    {escape('  '.join(status['gateways']))}"] if len(status["gateways"]) > 1 else []),

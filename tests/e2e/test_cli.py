@@ -1,5 +1,6 @@
 """The `sluice` command on a running stack."""
 
+import csv
 import json
 import re
 import signal
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import uuid
 from collections import defaultdict
+from io import StringIO
 from typing import Any
 
 import httpx
@@ -201,6 +203,24 @@ def test_topics_and_models_are_listed(stack: Stack) -> None:
     assert "local.inference.default.batch" in topics
     models = [(model["name"], model["aliases"]) for model in shown(stack, "models")]
     assert models == [("sluice-tiny", ["default"]), ("sluice-embed", [])]
+
+
+def test_usage_is_told_to_the_operator_and_to_a_tenants_key(stack: Stack) -> None:
+    with http_client(stack) as client:
+        assert client.post("/v1/chat/completions", json=body("Count me.")).status_code == 200
+
+    def tenants() -> set[tuple[str, str]]:
+        rows = shown(stack, "usage", "--group-by", "tenant_id,model")["rows"]
+        return {(row["tenant_id"], row["model"]) for row in rows}
+
+    until(lambda: ("demo", "sluice-tiny") in tenants(), "the answer is billed", TIMEOUT_S, every_s=0.5)
+    own = sluice(stack, "usage", "--group-by", "model", "--csv", "--api-key", stack.api_key("demo"))
+    assert own.returncode == 0, own.stderr
+    assert any(
+        row["model"] == "sluice-tiny" and int(row["cost_pico"]) > 0 for row in csv.DictReader(StringIO(own.stdout))
+    )
+    refused = sluice(stack, "usage", "--api-key", "sk-wrong")
+    assert (refused.returncode, "API key" in refused.stderr) == (1, True)
 
 
 def test_a_question_in_sql_is_answered_and_a_wrong_one_explained(stack: Stack) -> None:
