@@ -9,12 +9,19 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass
 
+ENTRY_BYTES = 1_024
+"""Of what is kept beside an answer's body: its question."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
     tenant: str
     body: bytes
     until_s: float
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.body) + ENTRY_BYTES
 
 
 class SharedAnswers:
@@ -33,7 +40,7 @@ class SharedAnswers:
 
     @property
     def kept_bytes(self) -> int:
-        return sum(len(kept.body) for kept in self._kept.values())
+        return sum(kept.size_bytes for kept in self._kept.values())
 
     async def answer(self, tenant: str, question: Hashable, look_up: Callable[[], Awaitable[bytes]]) -> bytes:
         """Raises what `look_up` raises, to all who wait for it; a failure is not kept."""
@@ -50,23 +57,24 @@ class SharedAnswers:
 
     async def _look_up(self, tenant: str, question: Hashable, look_up: Callable[[], Awaitable[bytes]]) -> bytes:
         body = await look_up()
-        if self._keep_s > 0 and len(body) <= self._max_bytes_of_tenant:
-            self._kept[question] = _Kept(tenant, body, self._clock_s() + self._keep_s)
+        kept = _Kept(tenant, body, self._clock_s() + self._keep_s)
+        if self._keep_s > 0 and kept.size_bytes <= self._max_bytes_of_tenant:
+            self._kept[question] = kept
             self._bound(tenant)
         return body
 
     def _bound(self, tenant: str) -> None:
         """The oldest go first: of the tenant while it has too much, then of all."""
-        of_tenant = sum(len(kept.body) for kept in self._kept.values() if kept.tenant == tenant)
+        of_tenant = sum(kept.size_bytes for kept in self._kept.values() if kept.tenant == tenant)
         for question, kept in [*self._kept.items()]:
             if of_tenant <= self._max_bytes_of_tenant:
                 break
             if kept.tenant == tenant:
                 del self._kept[question]
-                of_tenant -= len(kept.body)
+                of_tenant -= kept.size_bytes
         in_all = self.kept_bytes
         while in_all > self._max_bytes:
-            in_all -= len(self._kept.popitem(last=False)[1].body)
+            in_all -= self._kept.popitem(last=False)[1].size_bytes
 
     def _forget_what_is_over(self) -> None:
         for question, kept in [*self._kept.items()]:

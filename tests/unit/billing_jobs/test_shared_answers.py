@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from billing_jobs.shared_answers import SharedAnswers
 
-MAX_BYTES, OF_TENANT = 100, 40
+MAX_BYTES, OF_TENANT = 100_000, 40_000
 
 
 class Tables:
@@ -72,13 +72,13 @@ async def test_the_same_words_of_two_tenants_are_two_questions() -> None:
 
 async def test_a_tenant_that_asks_for_much_pushes_out_its_own() -> None:
     tables = Tables()
-    await tables.ask("globex", "spend", 30)
+    await tables.ask("globex", "spend", 30_000)
     for number in range(10):
-        await tables.ask("acme", f"much {number}", 15)
-    await tables.ask("globex", "spend", 30)
+        await tables.ask("acme", f"much {number}", 15_000)
+    await tables.ask("globex", "spend", 30_000)
     assert tables.looked_up.count("spend") == 1
-    await tables.ask("acme", "more than it may keep", OF_TENANT + 1)
-    await tables.ask("acme", "more than it may keep", OF_TENANT + 1)
+    await tables.ask("acme", "more than it may keep", OF_TENANT)
+    await tables.ask("acme", "more than it may keep", OF_TENANT)
     assert tables.looked_up.count("more than it may keep") == 2
 
 
@@ -97,7 +97,9 @@ async def test_where_nothing_is_kept_each_question_is_looked_up(keep_s: float) -
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 9), st.integers(0, 60), st.floats(0, 1)), max_size=60)
+    st.lists(
+        st.tuples(st.sampled_from("abcdef"), st.integers(0, 9), st.integers(0, 60_000), st.floats(0, 1)), max_size=60
+    )
 )
 def test_what_is_kept_is_bounded_whatever_is_asked(asked: list[tuple[str, int, int, float]]) -> None:
     async def ask_all() -> None:

@@ -186,7 +186,7 @@ function show_sums() {
 function show_table() {
   const group = $("by").value;
   const name = $("by").selectedOptions[0].textContent;
-  const rows = seen[group].buckets.flatMap(bucket =>
+  const rows = seen[group].buckets.toReversed().flatMap(bucket =>
     bucket.results.map(result => [
       `${labels(bucket).label}${bucket.estimate ? " ~" : ""}`,
       result[group] || NAMELESS[group],
@@ -196,7 +196,7 @@ function show_table() {
     ]),
   );
   const columns = ["From (UTC)", name[0].toUpperCase() + name.slice(1), "#Requests", "#Input", "#Cached", "#Output", "#Reasoning", "#Cost"];
-  table($("table"), columns, rows.reverse(), "Nothing was used.");
+  table($("table"), columns, rows, "Nothing was used.");
 }
 
 function show() {
