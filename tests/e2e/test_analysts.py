@@ -110,6 +110,7 @@ def test_tables_and_usage_agree_with_what_clients_were_told(stack: Stack) -> Non
             groups = {(each["model"], each["ending"]) for bucket in grouped["data"] for each in bucket["results"]}
             assert ("sluice-tiny", "completed") in groups
             file = client.get("/api/usage/export", params={**window, "format": "csv"})
+            assert file.status_code == 200, file.text
             assert sum(int(row["cost_pico"]) for row in csv.DictReader(StringIO(file.text))) == costs_of(rows)
             assert client.get("/api/usage/export", params={**window, "format": "parquet"}).content[:4] == b"PAR1"
         openais_package_is_told_the_same(stack, tenant, began_s, rows)
