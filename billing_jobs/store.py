@@ -25,7 +25,6 @@ from billing_jobs.repricing import reprice
 from billing_jobs.rows import INSERT_SETTINGS, NAME, TEXT, TIME, TableRows, tables_of
 from streams.settings import BillingSettings, Settings
 
-SCHEMA_VERSION = 6
 MIGRATIONS = {
     1: "1_tables.sql",
     2: "2_usage_precedence.sql",
@@ -33,8 +32,10 @@ MIGRATIONS = {
     4: "4_log_identity.sql",
     5: "5_repricing.sql",
     6: "6_price_changes.sql",
+    9: "9_invoices.sql",
 }
 """Schema version → the statements that lead to it from the one before."""
+SCHEMA_VERSION = max(MIGRATIONS)
 _NOT_TO_BE_REPEATED = {
     2: "SELECT count() FROM system.columns"
     " WHERE database = currentDatabase() AND table = 'usage_events' AND name = 'precedence'"
@@ -240,7 +241,7 @@ def _migrate(client: Any) -> None:
         "CREATE TABLE IF NOT EXISTS schema_version (version UInt32, applied_at DateTime64(3, 'UTC') DEFAULT now64(3))"
         " ENGINE = MergeTree ORDER BY version"
     )
-    for version in range(1, SCHEMA_VERSION + 1):
+    for version in sorted(version for version in MIGRATIONS if version <= SCHEMA_VERSION):
         # Before each step: another process may be making them too.
         if _schema_version(client) >= version:
             continue

@@ -8,7 +8,20 @@ import httpx
 from rich.markup import escape
 
 from billing_jobs.store import SchemaTooNew, StoreError
-from deploy.cli import backup, batch, billing, cluster, keys, lifecycle, overview, prices, questions, trace, usage
+from deploy.cli import (
+    backup,
+    batch,
+    billing,
+    cluster,
+    invoices,
+    keys,
+    lifecycle,
+    overview,
+    prices,
+    questions,
+    trace,
+    usage,
+)
 from deploy.cli.app import CommandError, app, err
 from deploy.cli.chat import ChatError
 from deploy.local.data_folder import DataFolderError
@@ -21,7 +34,9 @@ from streams.metadata.unavailable import MetadataUnavailable
 from streams.provisioning import DriftError
 from streams.settings import SettingsError
 
-COMMANDS = (lifecycle, overview, questions, batch, trace, keys, cluster, backup, billing, prices, usage)
+COMMANDS = (
+    lifecycle, overview, questions, batch, trace, keys, cluster, backup, billing, prices, usage, invoices,
+)  # fmt: skip
 """Importing them registers their commands, in the order of `sluice --help`."""
 
 

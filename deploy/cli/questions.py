@@ -77,14 +77,18 @@ def chat(
                 messages = [*asked, {"role": "assistant", "content": answer.text}]
 
 
-def ask_billing(settings: Settings, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-    """What the billing process answers. Raises CommandError with its own words, which may be ClickHouse's."""
+def ask_billing(
+    settings: Settings, method: str, path: str, body: dict[str, Any] | None = None, wait_s: float | None = None
+) -> dict[str, Any]:
+    """What the billing process answers; `wait_s` where it may take longer than a query. Raises CommandError with its
+    own words, which may be ClickHouse's.
+    """
     answer = httpx.request(
         method,
         f"{settings.billing.client_url}{path}",
         json=body,
         headers={"Authorization": f"Bearer {settings.keyring(Purpose.BILLING).current.decode()}"},
-        timeout=settings.billing.query_timeout_s + HTTP_SLACK_S,
+        timeout=(wait_s or settings.billing.query_timeout_s) + HTTP_SLACK_S,
         trust_env=False,  # a proxy of the environment would be told the password
     )
     if answer.is_error:
