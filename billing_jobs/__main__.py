@@ -11,6 +11,8 @@ import structlog
 import uvicorn
 
 from billing_jobs.cut import AnotherLog, CutUnreadable
+from billing_jobs.invoices.routes import add_invoice_routes, invoice_desk
+from billing_jobs.invoices.tables import InvoiceTables
 from billing_jobs.metrics import BillingMetrics
 from billing_jobs.pricing import PriceInexact, first_prices, price_row, priced_otherwise
 from billing_jobs.queries import Reader, read_settings
@@ -154,14 +156,16 @@ def _over_server(open_reader: Callable[[], Reader], settings: Settings) -> Itera
 
 @contextmanager
 def _embedded(
-    settings: Settings, database: Database, store: ClickHouseStore, metrics: BillingMetrics
+    settings: Settings, database: Database, writes: Callable[[], int], metrics: BillingMetrics
 ) -> Iterator[tuple[Sql, ServerConfig]]:
-    """The operator's questions and ClickHouse's interface, over the engine within."""
+    """The operator's questions and ClickHouse's interface, over the engine within. `writes` says how often its tables
+    were written.
+    """
     from billing_jobs.clickhouse.wiring import interface, operators_sql  # it needs what comes with the engine
 
     billing = settings.billing
     directory, operators = TomlTenantDirectory(settings.tenants_file), settings.keyring(Purpose.BILLING)
-    with interface(settings, database, lambda: store.writes, directory, operators, metrics) as (app, readers):
+    with interface(settings, database, writes, directory, operators, metrics) as (app, readers):
         config = ServerConfig(app, billing.analysts_host, billing.analysts_port, metrics)
         yield operators_sql(readers, billing.max_query_rows), config
 
@@ -182,11 +186,13 @@ def _run(settings: Settings) -> int:
             return Reader(database.connection(limits), settings.billing.max_query_rows)
 
         usage = stack.enter_context(closing(usage_readers(reader, settings.billing.query_timeout_s)))
+        invoices = InvoiceTables(database.connection(), settings.topics.usage.name)
         configs = []
         if settings.billing.clickhouse_url:
             sql = stack.enter_context(_over_server(reader, settings))
         else:
-            sql, analysts = stack.enter_context(_embedded(settings, database, store, metrics))
+            within = _embedded(settings, database, lambda: store.writes + invoices.writes, metrics)
+            sql, analysts = stack.enter_context(within)
             configs.append(analysts)
         desk = stack.enter_context(
             closing(price_desk(lambda: ClickHouseStore(database.connection()), settings.billing.query_timeout_s))
@@ -199,6 +205,8 @@ def _run(settings: Settings) -> int:
             progress=lambda: sink.progress,
             usage_cache_s=settings.billing.usage_cache_s,
         )
+        clerk = stack.enter_context(closing(invoice_desk(invoices, lambda: sink.progress.stored_through_ms)))
+        add_invoice_routes(app, clerk)
         configs.append(ServerConfig(app, settings.billing.host, settings.billing.port, metrics))
         servers = [Server(config) for config in configs]
 

@@ -23,15 +23,24 @@ TABLES_DATABASE = "tables"
 """Where the tables are whose views analysts of a tenant see."""
 
 _OF_TENANTS = {
+    # First: what its rows name must be in the copies of the tables below.
+    "invoice_closings": f"tenant_id = getSetting('{TENANT_SETTING}')",
+    "invoice_usage": f"tenant_id = getSetting('{TENANT_SETTING}')",
+    "ledger_entries": f"tenant_id = getSetting('{TENANT_SETTING}')",
     "usage_events": f"tenant_id = getSetting('{TENANT_SETTING}')",
     "delivered_counts": f"tenant_id = getSetting('{TENANT_SETTING}')",
     "prices": "1",
 }
 """Table → which of its rows a tenant sees."""
-_VIEWS_OF_TENANTS = ("usage", "usage_by_hour", "usage_by_day", "delivered_counts", "prices", "price_intervals")
+_VIEWS_OF_TENANTS = (
+    "usage", "usage_by_hour", "usage_by_day", "delivered_counts", "prices", "price_intervals", "invoices",
+    "invoice_lines", "invoiced_usage", "ledger",
+)  # fmt: skip
 _TABLES_OF_THE_OPERATOR = (
     "usage_events", "compute_records", "delivered_counts", "prices", "billing_batches", "billing_decisions",
     "schema_version", "usage", "usage_by_hour", "usage_by_day", "price_intervals", "price_differences",
+    "invoice_closings", "invoice_usage", "ledger_entries", "counting_closings", "invoices", "invoice_lines",
+    "invoiced_usage", "ledger", "dropped_months",
 )  # fmt: skip
 _SYSTEM_TABLES = (
     "aggregate_function_combinators", "columns", "contributors", "data_type_families", "databases", "formats",

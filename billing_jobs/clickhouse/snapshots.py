@@ -21,8 +21,8 @@ _FORMAT_VERSION = "1"
 """Of a MergeTree's folder: what a table without a part has none of in its snapshot."""
 _NAME = "snapshot_"
 """Of other characters than these a name is escaped in `shadow`."""
-FREEZE_FIRST = "billing_batches"
-"""Its rows say that others are stored: what it names must be in the others' copies."""
+FREEZE_FIRST = ("billing_batches", "invoice_closings")
+"""Their rows say that others are stored: what they name must be in the others' copies."""
 
 
 class Snapshots:
@@ -47,7 +47,7 @@ class Snapshots:
         try:
             with self._turn, self._connection.client() as client:
                 tables = self._tables(client, layout)
-                for table in sorted(tables, key=lambda table: table != FREEZE_FIRST):
+                for table in sorted(tables, key=lambda table: table not in FREEZE_FIRST):
                     client.command(f"ALTER TABLE `{table}` FREEZE WITH NAME '{name}'")
             self._lay_out(layout, tables, shadow, made)
         except OSError as error:

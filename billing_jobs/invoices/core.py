@@ -224,9 +224,10 @@ def _lines(counted: Sequence[Counted], prices: Mapping[str, UnitPrices]) -> tupl
             if quantity
         ]
         if (cost_pico := sum(line.amount_pico for line in found)) != each.cost_pico:
+            stored, recomputed = decimal_units(each.cost_pico), decimal_units(cost_pico)
             raise CountsDiffer(
-                f"{each.model} at {each.price_id} in {each.month}: stored costs are {decimal_units(each.cost_pico)}, tokens "
-                f"times price {decimal_units(cost_pico)} {each.currency}. The view price_differences shows which events"
+                f"{each.model} at {each.price_id} in {each.month}: stored costs are {stored}, tokens times price "
+                f"{recomputed} {each.currency}. The view price_differences shows which events"
             )
         lines += found
     return tuple(lines)

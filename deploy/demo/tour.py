@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,10 @@ from rich.table import Table
 
 from deploy.batch.connection import Kafka
 from deploy.cli.chat import Answer, Chat
+from deploy.cli.invoices import print_invoices
 from deploy.cli.overview import status_of
 from deploy.cli.progress import Progress, wait_ready
-from deploy.cli.questions import query
+from deploy.cli.questions import ask_billing, query
 from deploy.examples.producer import await_result, produce
 from deploy.local.data_folder import DataFolderError
 from deploy.local.plan import Options
@@ -285,6 +287,22 @@ def usage_in_clickhouse(tour: Tour) -> None:
         expect(priced == expected.billable, f"a price exactly for what is billed, but got {row}")
 
 
+def invoice_by_hand(tour: Tour) -> None:
+    """What tenant demo would be asked for this month: tokens times price, to be checked by hand"""
+    settings = tour.stack.plan.settings
+    columns = "formatDateTime(toStartOfMonth(accepted_at), '%Y-%m') AS month, sum(cost) AS cost"
+    used = query(settings, f"SELECT {columns} FROM usage WHERE tenant_id = 'demo' GROUP BY month ORDER BY month")  # noqa: S608
+    month, cost = used["rows"][-1]
+    answer = ask_billing(settings, "GET", f"/internal/invoices/demo/{month}/draft")
+    print_invoices(answer, out)
+    [invoice] = answer["invoices"]
+    for line in invoice["lines"]:
+        by_hand = line["quantity"] * Decimal(line["price_per_million"]) / 1_000_000
+        expect(by_hand == Decimal(line["amount"]), f"{by_hand}, but got {line}")
+    by_hand = sum((Decimal(line["amount"]) for line in invoice["lines"]), Decimal())
+    expect(by_hand == Decimal(invoice["exact"]) == Decimal(cost), f"{by_hand}, but got {invoice['exact']} and {cost}")
+
+
 STEPS: tuple[Callable[[Tour], None], ...] = (
     chat_over_websocket,
     chat_over_sse,
@@ -293,6 +311,7 @@ STEPS: tuple[Callable[[Tour], None], ...] = (
     answer_halted,
     quota_refused,
     usage_in_clickhouse,
+    invoice_by_hand,
 )
 
 

@@ -98,7 +98,8 @@ def test_tools_fill_their_menus_over_jdbc(see: See) -> None:
     assert "sluice" in menus["schemas"]
     assert "tables" not in menus["schemas"]
     assert menus["tables"] == [
-        "delivered_counts", "price_intervals", "prices", "usage", "usage_by_day", "usage_by_hour",
+        "delivered_counts", "invoice_lines", "invoiced_usage", "invoices", "ledger", "price_intervals", "prices",
+        "usage", "usage_by_day", "usage_by_hour",
     ]  # fmt: skip
     assert {"model", "currency", "valid_from", "output_pico"} <= set(menus["columns"])
     assert (menus["keys"], menus["kinds"], menus["types"], menus["functions"]) == ([], True, True, ["toDate"])

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import uuid
 from collections import defaultdict
+from decimal import Decimal
 from io import StringIO
 from typing import Any
 
@@ -240,6 +241,29 @@ def test_prices_are_listed_and_a_plan_says_that_nothing_would_change(stack: Stac
     assert shown(stack, "prices", "plan")["changes"] == []
     done = sluice(stack, "prices", "apply", "--reason", "none", "--yes")
     assert (done.returncode, done.stderr) == (0, "the prices of the settings are in force\n")
+
+
+def test_a_running_month_is_drafted_to_the_last_pico_and_not_closed(stack: Stack) -> None:
+    is_asked(stack)
+
+    def months() -> list[str]:
+        return [each["month"] for each in shown(stack, "invoice", "list", "demo")["open"]]
+
+    until(lambda: bool(months()), "usage is stored", TIMEOUT_S)
+    month = months()[-1]
+    reason = uuid.uuid4().hex
+    credited = sluice(stack, "ledger", "credit", "demo", "0.5", "USD", "--reason", reason)
+    assert credited.returncode == 0, credited.stderr
+    drafted = sluice(stack, "invoice", "draft", "demo", month, "--format", "json")
+    [invoice] = json.loads(drafted.stdout)["invoices"]
+    amounts = [Decimal(line["amount"]) for line in invoice["lines"]]
+    assert amounts == [Decimal(line["price_per_million"]) * line["quantity"] / 10**6 for line in invoice["lines"]]
+    entries = {each["reason"]: Decimal(each["amount"]) for each in invoice["entries"]}
+    assert entries[reason] == Decimal("-0.5")
+    assert sum(amounts) + sum(entries.values()) == Decimal(invoice["exact"])
+    refused = sluice(stack, "invoice", "close", "demo", month, "--yes")
+    assert (refused.returncode, f"{month} is not over" in refused.stderr) == (1, True)
+    assert "Traceback" not in refused.stderr
 
 
 def test_a_trace_tells_each_step_of_an_answer_and_where_it_stands(stack: Stack) -> None:

@@ -15,6 +15,7 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from deploy.tenants_file import write_tenants
+from schemas.money import decimal_units
 from streams.log.kafka import KafkaProducer
 from streams.provisioning import provision
 from streams.settings import KafkaSettings
@@ -177,8 +178,18 @@ def test_a_restart_with_another_price_charges_as_before_until_the_change_is_appl
         # It was accepted long ago, and has its price.
         put(kafka_settings, topic, range(10, 15))
         until(lambda: billing.counts() == expected(15), "it is charged as before", every_s=0.1)
+        month = f"http://127.0.0.1:{billing.port}/internal/invoices/acme/2025-11"
+        until(
+            lambda: billing.http.post(f"{month}/close", json={"actor": "kim"}).status_code == 200,
+            "all that was logged is known to be stored, and the month is closed", every_s=0.1,
+        )  # fmt: skip
+        closed = billing.http.get(month).json()
+        assert closed["invoices"][0]["exact"] == decimal_units(int(str(expected(15)[2])))
     with billing.running():
         assert "sluice_billing_prices_not_applied 0.0" in billing.metrics()
+        assert billing.http.get(month).json() == closed
+        found = billing.http.get(f"{month}/check").json()
+        assert (found["reproduced"], found["to_be_added"], found["missing_events"]) == (True, [], 0)
 
 
 def decided(billing: Billing, *words: str) -> subprocess.CompletedProcess[str]:

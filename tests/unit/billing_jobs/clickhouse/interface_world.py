@@ -12,17 +12,21 @@ from prometheus_client import CollectorRegistry
 
 from billing_jobs.__main__ import Server
 from billing_jobs.clickhouse.wiring import interface
+from billing_jobs.invoices.desk import CloseAsked, EntryAsked, InvoiceDesk
+from billing_jobs.invoices.tables import InvoiceTables
 from billing_jobs.metrics import BillingMetrics
+from billing_jobs.pricing import price_row
 from billing_jobs.server_config import ServerConfig
 from billing_jobs.store import ClickHouseStore, Database
 from deploy.tenants_file import create_api_key, write_tenants
 from schemas.base import Scope
+from streams.clocks import now_ms
 from streams.directory import KeyScope, Role, Tenant
 from streams.keyring import Keyring
 from streams.settings import Settings
 from streams.toml_directory import TomlTenantDirectory
 from tests.unit.billing_jobs.events import compute_record, delivered_count, usage_event
-from tests.unit.billing_jobs.test_store import BOOK, batch_of
+from tests.unit.billing_jobs.test_store import BOOK, MODEL, batch_of
 
 OPERATORS = "operators-password"
 ROWS = {"acme": 30, "globex": 12}
@@ -49,6 +53,16 @@ class World:
         self.stored = 0
         for tenant, rows in ROWS.items():
             self.add(tenant, rows)
+        self._invoice()
+
+    def _invoice(self) -> None:
+        """Each tenant's month is closed, with a credit of its own."""
+        self.store.append_prices([price_row(MODEL, 0)])
+        desk = InvoiceDesk(InvoiceTables(self._connection, "local.usage"), now_ms, now_ms)
+        for tenant in ROWS:
+            credit = {"kind": "credit", "amount": "1", "currency": "USD", "reason": f"for {tenant}", "actor": "kim"}
+            desk.record(EntryAsked.model_validate({"tenant_id": tenant, **credit}))
+            desk.close_month(tenant, "2025-11", CloseAsked(actor="kim"))
 
     def close(self) -> None:
         """The engine stops with its last connection; a process has one."""

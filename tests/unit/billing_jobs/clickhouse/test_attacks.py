@@ -205,6 +205,11 @@ SELECT tenant_id FROM usage WHERE tenant_id = 'globex'
 SELECT tenant_id FROM usage_by_hour
 SELECT tenant_id FROM usage_by_day
 SELECT tenant_id FROM delivered_counts
+SELECT tenant_id FROM invoices
+SELECT JSONExtractString(document, 'tenant_id') FROM invoices
+SELECT tenant_id FROM invoice_lines
+SELECT tenant_id FROM invoiced_usage
+SELECT tenant_id FROM ledger
 SELECT max(tenant_id) FROM usage
 SELECT tenant_id FROM usage WHERE tenant_id IN {s:Array(String)}
 SELECT tenant_id FROM usage WHERE tenant_id NOT IN {h:String}

@@ -43,6 +43,27 @@ def test_a_tenants_analyst_sees_its_rows_and_the_operator_sees_all(acme: Analyst
     assert operator.rows("SELECT worker_id, engine_ms FROM compute_records")[0] == ["worker-1", "700"]
 
 
+def test_a_tenants_analyst_reads_its_own_invoices_and_ledger(acme: Analyst, operator: Analyst) -> None:
+    rows = str(ROWS["acme"])
+    assert acme.rows("SELECT invoice_id, number, total FROM invoices") == [["acme-2025-11-USD", "1", "0"]]
+    assert acme.rows("SELECT count(), sum(quantity) FROM invoice_lines WHERE class = 'output'") == [
+        ["1", str(30 * ROWS["acme"])]
+    ]
+    assert acme.rows("SELECT count(), sum(cost_pico) = (SELECT sum(cost_pico) FROM usage) FROM invoiced_usage") == [
+        [rows, "1"]
+    ]
+    assert acme.rows("SELECT kind, reason, is_invoiced FROM ledger WHERE kind = 'credit'") == [
+        ["credit", "for acme", "1"]
+    ]
+    for hidden in ("actor FROM ledger", "actor FROM invoices", "stored_before FROM invoices"):
+        assert acme.refusal(f"SELECT {hidden}")[1] == 47
+    for table in ("invoice_closings", "ledger_entries", "invoice_usage", "counting_closings"):
+        assert acme.refusal(f"SELECT * FROM {table}")[1] == 60
+        assert operator.ask(f"SELECT * FROM {table}").status_code == 200
+    everybodys = operator.rows("SELECT tenant_id, actor FROM invoices ORDER BY tenant_id")
+    assert everybodys == [["acme", "kim"], ["globex", "kim"]]
+
+
 def test_what_is_inserted_is_seen_soon(world: World, operator: Analyst) -> None:
     question = "SELECT count() FROM usage WHERE tenant_id = 'initech'"
     assert operator.rows(question) == [["0"]]
