@@ -6,11 +6,13 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 
 import structlog
 import uvicorn
 
 from billing_jobs.cut import AnotherLog, CutUnreadable
+from billing_jobs.gpu_costs import first_gpu_prices, gpu_prices
 from billing_jobs.invoices.routes import add_invoice_routes, invoice_desk
 from billing_jobs.invoices.tables import InvoiceTables
 from billing_jobs.metrics import BillingMetrics
@@ -43,9 +45,11 @@ def check_settings(settings: Settings) -> None:
         settings.check_secrets(Purpose.BILLING)
     except SettingsError as error:
         lines.append(str(error))
-    for model in settings.models:
+    checks: list[Callable[[], object]] = [*(partial(price_row, model, 0) for model in settings.models)]
+    checks.append(partial(gpu_prices, settings.pools))
+    for check in checks:
         try:
-            price_row(model, 0)
+            check()
         except PriceInexact as error:
             lines.append(str(error))
     if lines:
@@ -53,9 +57,11 @@ def check_settings(settings: Settings) -> None:
 
 
 def append_first_prices(store: ClickHouseStore, settings: Settings, metrics: BillingMetrics) -> None:
-    """Of models that have none. A price that the settings' catalogue changes is told, and changed by nobody but the
-    operator's command. Raises StoreError.
+    """Of models that have none, and of GPUs of such pools. A price that the settings' catalogue changes is told, and
+    changed by nobody but the operator's command. Raises StoreError.
     """
+    if first_of_gpus := first_gpu_prices(settings.pools, store.gpu_prices()):
+        store.append_gpu_prices(first_of_gpus)
     known = store.prices()
     new = first_prices(settings.models, known)
     if new:

@@ -2,6 +2,8 @@
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
+from billing_jobs.charged import Charged
+
 _INSERT_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 
@@ -42,6 +44,8 @@ class BillingMetrics:
         self.repriced_events = Counter(
             "sluice_billing_repriced_events_total", "Events that had waited for a price.", registry=registry
         )
+        self.charged = Charged()
+        registry.register(self.charged)
         self.analysts_statements = Counter(
             "sluice_billing_analysts_statements_total",
             "Statements of analysts and of the operator, by ClickHouse's name of how they failed.",

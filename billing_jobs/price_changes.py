@@ -1,14 +1,23 @@
-"""Changes of prices: what a new catalogue would change, what that would have cost, and the rows that make it so.
+"""Changes of prices: what is to be changed, what that would have cost, and the rows that make it so.
 
 A price holds from a moment on, for what is accepted then or later; what was accepted before keeps its price. So a
-change begins now or later, and no change may begin before one that was already made. A model without any price has its
-first one from the beginning, and what waits in suspense is charged by it.
+change begins later than every process may still charge by what it knew (`PRICES_SETTLE_MS`), and no change of a scope
+may begin before one that was already made of it. A model without any price has its first one from the beginning, and
+what waits in suspense is charged by it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from billing_jobs.pricing import PriceBook, PriceRow, TokenCounts, cost_of
+from billing_jobs.pricing import (
+    PRICES_SETTLE_MS,
+    PriceBook,
+    PriceRow,
+    PriceScope,
+    TokenCounts,
+    cost_of,
+    withdrawal,
+)
 
 
 class PriceRefused(ValueError):
@@ -17,7 +26,7 @@ class PriceRefused(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class PriceChange:
-    """`before` None: the model's first price."""
+    """`before`: what holds until then for what is of the scope of `after`; None: the model's first price."""
 
     before: PriceRow | None
     after: PriceRow
@@ -25,50 +34,103 @@ class PriceChange:
 
 @dataclass(frozen=True, slots=True)
 class PricePlan:
-    """What would be changed, by the catalogue of prices as it was at `version`."""
+    """What would be changed from `begins_ms` on, by the prices as they were at `version`."""
 
     version: int
+    begins_ms: int
     changes: tuple[PriceChange, ...]
+
+    @property
+    def rows(self) -> list[PriceRow]:
+        return [change.after for change in self.changes]
 
 
 def plan(
-    wanted: Iterable[PriceRow], known: Sequence[PriceRow], version: int, valid_from_ms: int, now_ms: int
-) -> PricePlan:
-    """Of `wanted` only the terms count. Raises PriceRefused."""
+    wanted: Iterable[PriceRow], known: Sequence[PriceRow], version: int, valid_from_ms: int, now_ms: int,
+    valid_until_ms: int | None = None,
+) -> PricePlan:  # fmt: skip
+    """Of `wanted` only scopes and terms count. From `valid_until_ms` on, if given, they have no price of their own.
+    Raises PriceRefused.
+    """
+    check_begin(valid_from_ms, now_ms)
+    if valid_until_ms is not None and valid_until_ms <= valid_from_ms:
+        raise PriceRefused("a price cannot end before it begins")
+    asked = list(wanted)
+    scopes = {row.scope for row in asked}
+    if len(scopes) < len(asked):
+        raise PriceRefused("prices: one is named twice, with the same model, tenant, endpoint, lane and region")
+    book = PriceBook(known)
+    last = {row.scope: row for row in sorted(known, key=lambda row: row.valid_from_ms)}
+    changes: list[PriceChange] = []
+    for row in asked:
+        scope = row.scope
+        if not scope.specificity:
+            new = _of_all(row, book, scope in last, valid_from_ms, valid_until_ms)
+        elif PriceScope(row.model) in last or PriceScope(row.model) in scopes:
+            new = _of_some(row, book, valid_from_ms, valid_until_ms)
+        else:
+            raise PriceRefused(f"{scope}: the model has no price that holds for all; it needs that first")
+        later = last.get(scope)
+        if new and later is not None and later.valid_from_ms >= new[0].after.valid_from_ms:
+            raise PriceRefused(
+                f"{scope}: {later.price_id} begins at that time or after it; a change begins after the last one"
+            )
+        changes += new
+    return PricePlan(version, valid_from_ms, tuple(changes))
+
+
+def check_begin(valid_from_ms: int, now_ms: int) -> None:
+    """Raises PriceRefused."""
     if valid_from_ms < now_ms:
         raise PriceRefused("a price cannot begin in the past: what was accepted then has its price")
-    book = PriceBook(known)
-    last = {row.model: row for row in sorted(known, key=lambda row: row.valid_from_ms)}
-    changes = []
-    for row in wanted:
-        before = book.at(row.model, valid_from_ms)
-        if row.model not in last:
-            changes.append(PriceChange(None, row.starting_at(0)))
-        elif before is None or not before.same_terms(row):
-            later = last[row.model]
-            if later.valid_from_ms >= valid_from_ms:
-                raise PriceRefused(
-                    f"{row.model}: {later.price_id} begins at that time or after it; a change begins after the last one"
-                )
-            changes.append(PriceChange(before, row.starting_at(valid_from_ms)))
-    return PricePlan(version, tuple(changes))
+    if valid_from_ms < now_ms + PRICES_SETTLE_MS:
+        raise PriceRefused(
+            f"a price cannot begin within {PRICES_SETTLE_MS // 1_000} s: what is accepted until then may be charged"
+            " before every process knows it"
+        )
+
+
+def _of_all(
+    row: PriceRow, book: PriceBook, has_one: bool, begins_ms: int, ends_ms: int | None
+) -> list[PriceChange]:  # fmt: skip
+    if row.withdrawn or ends_ms is not None:
+        raise PriceRefused(f"{row.model}: what holds for all has no end, or nothing would be charged; change it")
+    if not has_one:
+        return [PriceChange(None, row.starting_at(0))]
+    before = book.at(row.scope, begins_ms)
+    return [] if before is not None and before.same_terms(row) else [PriceChange(before, row.starting_at(begins_ms))]
+
+
+def _of_some(row: PriceRow, book: PriceBook, begins_ms: int, ends_ms: int | None) -> list[PriceChange]:
+    own = book.of(row.scope, begins_ms)
+    is_so = row.withdrawn if own is None else own.same_terms(row)
+    changes = [] if is_so else [PriceChange(book.at(row.scope, begins_ms), row.starting_at(begins_ms))]
+    if ends_ms is not None and not row.withdrawn:
+        changes.append(PriceChange(row, withdrawal(row.scope, ends_ms)))
+    return changes
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """In pico-currency: what some usage costs by the price before, and by the one after."""
+    """In pico, by currency: what some usage costs by the prices before, and by those after."""
 
-    before_pico: int
-    after_pico: int
+    before_pico: dict[str, int] = field(default_factory=dict)
+    after_pico: dict[str, int] = field(default_factory=dict)
 
 
-def compare(planned: PricePlan, used: Mapping[str, TokenCounts]) -> list[Comparison]:
-    """Each change over what was used of its model, in their order."""
-    nothing = TokenCounts(0, 0, 0, 0)
-    return [
-        Comparison(
-            0 if change.before is None else cost_of(used.get(change.after.model, nothing), change.before),
-            cost_of(used.get(change.after.model, nothing), change.after),
-        )
-        for change in planned.changes
-    ]
+def compare(planned: PricePlan, known: Sequence[PriceRow], used: Mapping[PriceScope, TokenCounts]) -> list[Comparison]:
+    """Each change over what was used that it gives another price, in their order, as if it had been used at its begin.
+    What was used counts once: where the change is whose price it gets, or that withdraws the one it had.
+    """
+    before, after = PriceBook(known), PriceBook([*known, *planned.rows])
+    found = [Comparison() for _ in planned.changes]
+    places = {change.after.scope: place for place, change in reversed(list(enumerate(planned.changes)))}
+    for what, tokens in used.items():
+        was, becomes = before.at(what, planned.begins_ms), after.at(what, planned.begins_ms)
+        if was == becomes:
+            continue
+        changed = [places[row.scope] for row in (becomes, was) if row is not None and row.scope in places]
+        for row, sums in ((was, found[changed[0]].before_pico), (becomes, found[changed[0]].after_pico)):
+            if row is not None:
+                sums[row.currency] = sums.get(row.currency, 0) + cost_of(tokens, row)
+    return found

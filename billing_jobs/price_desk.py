@@ -1,36 +1,85 @@
 """The operator's changes of prices, over the tables. Each call blocks; used from one thread."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from billing_jobs.gpu_costs import GpuPrice, GpuPriceChange, gpu_price, plan_gpu_prices
 from billing_jobs.price_changes import PricePlan, PriceRefused, compare, plan
-from billing_jobs.pricing import PRICED_CLASSES, PriceRow, row_of
+from billing_jobs.pricing import PRICED_CLASSES, PRICES_SETTLE_MS, PriceRow, PriceScope, row_of, withdrawal
 from billing_jobs.store import ClickHouseStore
 from schemas.money import decimal_units
-from streams.directory import Price
+from schemas.request import Endpoint, Lane
+from streams.directory import GpuHour, ModelName, PoolName, Price, TenantId
 
 COMPARED_DAYS = 30
 DAY_MS = 86_400_000
 
 
 class PriceOf(BaseModel):
-    """Per million tokens, as the settings have it."""
+    """Per million tokens, for all that use `model`, or for what is of the tenant, endpoint, lane and region named."""
 
     model_config = ConfigDict(extra="forbid")
 
-    model: str = Field(min_length=1, max_length=200)
-    price: Price
+    model: ModelName
+    tenant_id: TenantId | None = None
+    endpoint: Endpoint | None = None
+    lane: Lane | None = None
+    region: str | None = Field(default=None, pattern=r"^[a-z0-9]{1,32}$")
+    price: Price | None = Field(default=None, description="All classes are named: none has a default here.")
+    withdrawn: bool = Field(default=False, description="In place of a price: these have none of their own any more.")
+
+    @model_validator(mode="after")
+    def _says_all(self) -> Self:
+        if (self.price is None) != self.withdrawn:
+            raise ValueError("price: is needed, or withdrawn, and not both")
+        if self.price is not None:
+            missing = [name for name in ("currency", *PRICED_CLASSES) if name not in self.price.model_fields_set]
+            if missing:
+                raise ValueError(f"price.{missing[0]}: is missing; a price names its currency and every class")
+        return self
+
+    @property
+    def scope(self) -> PriceScope:
+        return PriceScope(
+            self.model, self.tenant_id or "", self.endpoint or "", self.lane.value if self.lane else "",
+            self.region or "",
+        )  # fmt: skip
+
+    @property
+    def row(self) -> PriceRow:
+        """Raises PriceInexact."""
+        return withdrawal(self.scope, 0) if self.price is None else row_of(self.scope, self.price, 0)
+
+
+class GpuHourOf(BaseModel):
+    """What an hour of one GPU costs in a pool, of whose workers each has `gpus`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    pool: PoolName
+    gpu_hour: GpuHour
+    gpus: int = Field(default=1, ge=1, le=1_024)
 
 
 class PricesAsked(BaseModel):
-    """`valid_from_ms` is Unix time in milliseconds; None: now."""
+    """Times are Unix milliseconds. Without `valid_from_ms` it is as soon as a price may begin, and without
+    `valid_until_ms` for good.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
-    prices: list[PriceOf] = Field(min_length=1, max_length=10_000)
+    prices: list[PriceOf] = Field(default=[], max_length=10_000)
+    gpu_hours: list[GpuHourOf] = Field(default=[], max_length=1_000)
     valid_from_ms: int | None = Field(default=None, ge=0, lt=2**43)
+    valid_until_ms: int | None = Field(default=None, ge=0, lt=2**43)
+
+    @model_validator(mode="after")
+    def _asks(self) -> Self:
+        if not self.prices and not self.gpu_hours:
+            raise ValueError("prices: at least 1 is needed, or gpu_hours")
+        return self
 
 
 class PricesApplied(PricesAsked):
@@ -52,14 +101,18 @@ class PriceDesk:
         self._store.close()
 
     def known(self) -> dict[str, Any]:
-        return {"version": self._store.price_version(), "prices": [_told(row) for row in self._store.prices()]}
+        return {
+            "version": self._store.price_version(),
+            "prices": [_told(row) for row in self._store.prices()],
+            "gpu_hours": [_told_of_gpus(row) for row in self._store.gpu_prices()],
+        }
 
     def plan(self, asked: PricesAsked) -> dict[str, Any]:
         """What would be changed, with what the usage of the last 30 days costs before and after. Raises PriceRefused,
         PriceInexact, StoreError.
         """
-        planned = self._plan(asked)
-        models = [change.after.model for change in planned.changes]
+        known, planned, of_gpus = self._plan(asked)
+        models = sorted({change.after.model for change in planned.changes})
         used = self._store.used_tokens(models, self._clock_ms() - COMPARED_DAYS * DAY_MS) if models else {}
         return {
             "version": planned.version,
@@ -69,42 +122,66 @@ class PriceDesk:
                     "model": change.after.model,
                     "before": None if change.before is None else _told(change.before),
                     "after": _told(change.after),
-                    "cost_before_pico": str(cost.before_pico),
-                    "cost_after_pico": str(cost.after_pico),
+                    "cost_before_pico": {name: str(pico) for name, pico in cost.before_pico.items()},
+                    "cost_after_pico": {name: str(pico) for name, pico in cost.after_pico.items()},
                 }
-                for change, cost in zip(planned.changes, compare(planned, used), strict=True)
+                for change, cost in zip(planned.changes, compare(planned, known, used), strict=True)
+            ],
+            "gpu_hours": [
+                {
+                    "before": None if change.before is None else _told_of_gpus(change.before),
+                    "after": _told_of_gpus(change.after),
+                }
+                for change in of_gpus
             ],
         }
 
     def apply(self, asked: PricesApplied) -> dict[str, Any]:
-        """Appends what `plan` says, in one insert. Raises as `plan` does."""
-        planned = self._plan(asked)
+        """Appends what `plan` says, prices in one insert, those of GPUs in another before them. Raises as `plan`."""
+        _, planned, of_gpus = self._plan(asked)
         if planned.version != asked.version:
             raise PriceRefused(
                 f"prices were changed meanwhile: they are at version {planned.version}, the plan is of {asked.version}"
             )
-        rows = [change.after for change in planned.changes]
-        version = planned.version + 1
-        if rows:
-            self._store.append_prices(rows, version, asked.actor, asked.reason)
-        return {"version": version if rows else planned.version, "applied": [_told(row) for row in rows]}
+        version = planned.version + bool(planned.changes or of_gpus)
+        if of_gpus:
+            self._store.append_gpu_prices([each.after for each in of_gpus], version, asked.actor, asked.reason)
+        if planned.changes:
+            self._store.append_prices(planned.rows, version, asked.actor, asked.reason)
+        return {
+            "version": version,
+            "applied": [_told(row) for row in planned.rows],
+            "gpu_hours": [_told_of_gpus(each.after) for each in of_gpus],
+        }
 
-    def _plan(self, asked: PricesAsked) -> PricePlan:
+    def _plan(self, asked: PricesAsked) -> tuple[list[PriceRow], PricePlan, list[GpuPriceChange]]:
+        """Over the prices that are known, which come first."""
         now_ms = self._clock_ms()
-        wanted = [row_of(each.model, each.price, 0) for each in asked.prices]
-        names = [row.model for row in wanted]
-        if len(set(names)) < len(names):
-            raise PriceRefused("prices: a model is named twice")
-        since_ms = now_ms if asked.valid_from_ms is None else asked.valid_from_ms
-        return plan(wanted, self._store.prices(), self._store.price_version(), since_ms, now_ms)
+        since_ms = now_ms + PRICES_SETTLE_MS if asked.valid_from_ms is None else asked.valid_from_ms
+        wanted = [each.row for each in asked.prices]
+        version, known = self._store.price_version(), self._store.prices()
+        planned = plan(wanted, known, version, since_ms, now_ms, asked.valid_until_ms)
+        gpus = [gpu_price(each.pool, each.gpu_hour, each.gpus) for each in asked.gpu_hours]
+        return known, planned, plan_gpu_prices(gpus, self._store.gpu_prices(), since_ms, now_ms)
 
 
 def _told(row: PriceRow) -> dict[str, Any]:
+    """`per_million_tokens` None: it is withdrawn."""
     prices = {name: decimal_units(getattr(row, f"{name}_pico") * 1_000_000) for name in PRICED_CLASSES}
     return {
         "price_id": row.price_id,
-        "model": row.model,
+        **row.scope._asdict(),
         "currency": row.currency,
         "valid_from_ms": row.valid_from_ms,
-        "per_million_tokens": prices,
+        "per_million_tokens": None if row.withdrawn else prices,
+    }
+
+
+def _told_of_gpus(row: GpuPrice) -> dict[str, Any]:
+    return {
+        "pool": row.pool,
+        "currency": row.currency,
+        "valid_from_ms": row.valid_from_ms,
+        "per_gpu_hour": decimal_units(row.gpu_hour_pico),
+        "gpus": row.gpus,
     }

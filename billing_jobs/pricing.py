@@ -3,13 +3,16 @@
 The unit is the pico-currency (10⁻¹² of a dollar or a euro). A price per million tokens with at most six decimals is a
 whole number of pico per token, so a line's cost is a sum of integer products and nothing is rounded; a price that is
 not whole is refused. Rounding to cents happens once per invoice line, where an invoice is written.
+
+A price is of a model, for all that use it or for some (`PriceScope`). Of those in force when a request was accepted the
+most specific one is charged, whole: one line has one price, which names all classes of tokens.
 """
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from schemas.money import PICO_PER_UNIT
 from schemas.usage import BILLING_RULE_VERSION, UsageEvent
@@ -17,6 +20,9 @@ from streams.directory import Model, Price
 
 PICO_PER_TOKEN_OF_PRICE = PICO_PER_UNIT // 1_000_000
 MAX_PICO_PER_TOKEN = 2**63 - 1
+PRICES_SETTLE_MS = 60_000
+"""A price may be seen so long after it was appended: clocks differ, and appending takes a moment. So none begins
+earlier."""
 PRICED_CLASSES = ("uncached_input", "cached_input", "output", "reasoning")
 """Of tokens, in the order in which they are told."""
 
@@ -27,9 +33,48 @@ class PriceInexact(ValueError):
     """A price that is no whole number of pico-currency per token, or too large; the message names the field."""
 
 
+class PriceScope(NamedTuple):
+    """What a price is for, or what was used, where everything is named. Empty: whatever it is.
+
+    Of two scopes that fit one use the more specific one names the tenant; where both do, or neither, it names the
+    endpoint; then the lane; then the region (`specificity`, in which the former outweighs all that come after it). Two
+    that name the same dimensions and fit the same use are one scope: there are no ties.
+
+    A version of a model is a model of its own, with its own name, which is what answers and what is charged; a family
+    is an alias, which may come to stand for another version and has no price.
+    """
+
+    model: str
+    tenant_id: str = ""
+    endpoint: str = ""
+    lane: str = ""
+    region: str = ""
+
+    @property
+    def specificity(self) -> int:
+        return bool(self.tenant_id) << 3 | bool(self.endpoint) << 2 | bool(self.lane) << 1 | bool(self.region)
+
+    def within(self, specificity: int) -> "PriceScope":
+        """Itself, where only what is of `specificity` is named."""
+        return PriceScope(
+            self.model, self.tenant_id if specificity & 8 else "", self.endpoint if specificity & 4 else "",
+            self.lane if specificity & 2 else "", self.region if specificity & 1 else "",
+        )  # fmt: skip
+
+    def __str__(self) -> str:
+        return self.model + self.named()
+
+    def named(self) -> str:
+        """Its dimensions behind the model, as price ids have them."""
+        return "".join(f"/{name}={value}" for name, value in zip(self._fields[1:], self[1:], strict=True) if value)
+
+
 @dataclass(frozen=True, slots=True)
 class PriceRow:
-    """A row of `prices`, in pico per token. It holds from `valid_from_ms` until the model's next row starts."""
+    """A row of `prices`, in pico per token. It holds from `valid_from_ms` until the next row of its scope starts.
+
+    `withdrawn`: from then on its scope has no price of its own, and the next less specific one holds.
+    """
 
     model: str
     currency: str
@@ -38,23 +83,27 @@ class PriceRow:
     cached_input_pico: int
     output_pico: int
     reasoning_pico: int
+    tenant_id: str = ""
+    endpoint: str = ""
+    lane: str = ""
+    region: str = ""
+    withdrawn: bool = False
+
+    @property
+    def scope(self) -> PriceScope:
+        return PriceScope(self.model, self.tenant_id, self.endpoint, self.lane, self.region)
 
     @property
     def price_id(self) -> str:
-        return f"{self.model}@{self.valid_from_ms}"
+        """Unique: no dimension has an `@`, so the last one stands behind the model."""
+        return f"{self.model}@{self.valid_from_ms}{self.scope.named()}"
 
     def same_terms(self, other: "PriceRow") -> bool:
         """Equal in all but their start."""
-        return self._terms() == other._terms()
+        return self.starting_at(0) == other.starting_at(0)
 
     def starting_at(self, valid_from_ms: int) -> "PriceRow":
         return replace(self, valid_from_ms=valid_from_ms)
-
-    def _terms(self) -> tuple[str, str, int, int, int, int]:
-        return (
-            self.model, self.currency, self.uncached_input_pico, self.cached_input_pico, self.output_pico,
-            self.reasoning_pico,
-        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,25 +130,30 @@ def pico_per_token(per_million_tokens: Decimal, field: str) -> int:
 
 
 def price_row(model: Model, valid_from_ms: int) -> PriceRow:
-    """The catalogue's price of `model`. Raises PriceInexact."""
-    return row_of(model.name, model.price, valid_from_ms)
+    """The catalogue's price of `model`, for all. Raises PriceInexact."""
+    return row_of(PriceScope(model.name), model.price, valid_from_ms)
 
 
-def row_of(model: str, price: Price, valid_from_ms: int) -> PriceRow:
+def row_of(scope: PriceScope, price: Price, valid_from_ms: int) -> PriceRow:
     """Raises PriceInexact."""
 
     def pico(token_class: str) -> int:
-        return pico_per_token(getattr(price, token_class), f"models.{model}.price.{token_class}")
+        return pico_per_token(getattr(price, token_class), f"models.{scope}.price.{token_class}")
 
     return PriceRow(
-        model=model,
         currency=price.currency,
         valid_from_ms=valid_from_ms,
         uncached_input_pico=pico("uncached_input"),
         cached_input_pico=pico("cached_input"),
         output_pico=pico("output"),
         reasoning_pico=pico("reasoning"),
+        **scope._asdict(),
     )
+
+
+def withdrawal(scope: PriceScope, valid_from_ms: int) -> PriceRow:
+    """From then on `scope` has no price of its own."""
+    return PriceRow(scope.model, "", valid_from_ms, 0, 0, 0, 0, *scope[1:], withdrawn=True)
 
 
 def first_prices(models: Iterable[Model], known: Sequence[PriceRow]) -> list[PriceRow]:
@@ -109,31 +163,48 @@ def first_prices(models: Iterable[Model], known: Sequence[PriceRow]) -> list[Pri
 
 
 def priced_otherwise(models: Iterable[Model], known: Sequence[PriceRow], now_ms: int) -> list[str]:
-    """Models whose price in the catalogue is not the one in force: it changes nothing until it is applied."""
-    book = PriceBook(known)
-    return [
-        model.name
-        for model in models
-        if (row := book.at(model.name, now_ms)) is not None and not row.same_terms(price_row(model, 0))
-    ]
+    """Models whose price in the catalogue is neither in force nor to come: it changes nothing until it is applied."""
+    book, to_come = PriceBook(known), [row for row in known if row.valid_from_ms > now_ms]
+    otherwise = []
+    for model in models:
+        scope, wanted = PriceScope(model.name), price_row(model, 0)
+        rows = [row for row in (book.of(scope, now_ms), *to_come) if row is not None and row.scope == scope]
+        if rows and not any(row.same_terms(wanted) for row in rows):
+            otherwise.append(model.name)
+    return otherwise
 
 
 class PriceBook:
-    """Looks up the price in force. Of two rows of a model that start together, the one that comes first counts."""
+    """Looks up the price in force. Of two rows of a scope that start together, the one that comes first counts."""
 
     def __init__(self, rows: Iterable[PriceRow]) -> None:
-        by_start: dict[tuple[str, int], PriceRow] = {}
+        by_start: dict[tuple[PriceScope, int], PriceRow] = {}
         for row in rows:
-            by_start.setdefault((row.model, row.valid_from_ms), row)
-        self._rows: dict[str, list[PriceRow]] = {}
-        for _, row in sorted(by_start.items()):
-            self._rows.setdefault(row.model, []).append(row)
-        self._starts = {model: [row.valid_from_ms for row in model_rows] for model, model_rows in self._rows.items()}
+            by_start.setdefault((row.scope, row.valid_from_ms), row)
+        self._rows: dict[PriceScope, list[PriceRow]] = {}
+        for (scope, _), row in sorted(by_start.items(), key=lambda each: each[0]):
+            self._rows.setdefault(scope, []).append(row)
+        self._starts = {scope: [row.valid_from_ms for row in of_scope] for scope, of_scope in self._rows.items()}
+        kinds: dict[str, set[int]] = {}
+        for scope in self._rows:
+            kinds.setdefault(scope.model, set()).add(scope.specificity)
+        self._most_specific_first = {model: sorted(found, reverse=True) for model, found in kinds.items()}
 
-    def at(self, model: str, accepted_at_ms: int) -> PriceRow | None:
-        """The price of `model` for a request accepted then; None when there is none."""
-        index = bisect_right(self._starts.get(model, ()), accepted_at_ms)
-        return self._rows[model][index - 1] if index else None
+    def at(self, used: PriceScope, accepted_at_ms: int) -> PriceRow | None:
+        """The price of what was used by a request accepted then; None when there is none."""
+        is_named = used.specificity
+        for specificity in self._most_specific_first.get(used.model, ()):
+            if specificity & ~is_named:
+                continue
+            row = self.of(used.within(specificity), accepted_at_ms)
+            if row is not None and not row.withdrawn:
+                return row
+        return None
+
+    def of(self, scope: PriceScope, at_ms: int) -> PriceRow | None:
+        """What `scope` itself has then, also where that is withdrawn; None before its first row."""
+        index = bisect_right(self._starts.get(scope, ()), at_ms)
+        return self._rows[scope][index - 1] if index else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +229,9 @@ def cost_of(used: TokenCounts | UsageEvent, price: PriceRow) -> int:
 
 def charge(event: UsageEvent, book: PriceBook) -> Charge:
     """What the event costs. Billable usage without a known price or rule is held in suspense, never charged as zero."""
-    price = book.at(event.model, event.accepted_at_ms)
+    scope = event.scope
+    used = PriceScope(event.model, scope.tenant_id, event.endpoint, event.lane, scope.region)
+    price = book.at(used, event.accepted_at_ms)
     currency, price_id = (price.currency, price.price_id) if price else ("", "")
     if not event.billable:
         return Charge("not_billable", 0, currency, price_id)

@@ -11,7 +11,10 @@ _PRICED_NOW = """
         WHERE toYYYYMM(accepted_at) = {month:UInt32} AND charge_state = 'suspense'
           AND billing_rule_version <= {rule:UInt16}
     ) AS event
-    ASOF INNER JOIN price_intervals AS price ON event.model = price.model AND event.accepted_at >= price.valid_from
+    ASOF INNER JOIN price_timeline AS price
+        ON event.model = price.model AND event.tenant_id = price.tenant_id AND event.endpoint = price.endpoint
+        AND event.lane = price.lane AND event.region = price.region AND event.accepted_at >= price.valid_from
+    WHERE price.price_id != ''
 """
 _WAITING = f"SELECT event.usage_id, event.tenant_id {_PRICED_NOW} LIMIT {{max_rows:UInt32}}"
 _NEW_CHARGE = {
@@ -24,7 +27,7 @@ _NEW_CHARGE = {
 _REPRICE = (
     f"INSERT INTO usage_events ({', '.join(USAGE_COLUMNS)})"
     f" SELECT {', '.join(_NEW_CHARGE.get(name, f'event.{name}') for name in USAGE_COLUMNS)} {_PRICED_NOW}"
-    " WHERE event.tenant_id IN {tenants:Array(String)} AND event.usage_id IN {ids:Array(String)}"
+    " AND event.tenant_id IN {tenants:Array(String)} AND event.usage_id IN {ids:Array(String)}"
 )
 
 

@@ -11,7 +11,7 @@ import structlog
 from billing_jobs.cut import Batch, CutPlanner, Unusable, check_log, parse_batch, priced
 from billing_jobs.haste import Haste
 from billing_jobs.metrics import BillingMetrics
-from billing_jobs.pricing import PriceBook, PriceRow
+from billing_jobs.pricing import PRICES_SETTLE_MS, PriceBook, PriceRow
 from billing_jobs.store import BatchStore, StoredPosition, StoreError
 from streams.clocks import is_due
 from streams.dead_letters import letter_of
@@ -23,8 +23,6 @@ MAX_POLL_RECORDS = 2_000
 FIRST_BACKOFF_MS = 100
 MAX_BACKOFF_MS = 10_000
 PROGRESS_PERIOD_MS = 1_000
-PRICES_SETTLE_MS = 60_000
-"""A price may be seen so long after the instant from which it holds: clocks differ, and appending takes a moment."""
 REPRICE_PERIOD_MS = 60_000
 REPRICE_ROWS = 1_000
 """At once: between them the log is read. Their ids travel in an address, which servers and proxies bound."""
@@ -350,6 +348,7 @@ class Sink:
         self._metrics.rows.labels("compute_records").inc(len(batch.compute))
         self._metrics.rows.labels("delivered_counts").inc(len(batch.delivered))
         self._metrics.recovered_cuts.inc(pending.recovered)
+        self._metrics.charged.add((row.event, cost) for row, cost in zip(batch.usage, batch.charges, strict=True))
         if suspense := sum(charge.state == "suspense" for charge in batch.charges):
             self._metrics.suspense_events.inc(suspense)
             if self._reprice_at_ms is None:

@@ -20,9 +20,18 @@ from clickhouse_connect.driver.httputil import default_pool_manager
 
 from billing_jobs.cut import Batch
 from billing_jobs.embedded import EMBEDDED_DATABASE, EngineFailed, EngineMissing, start_engine, statements_of
-from billing_jobs.pricing import PriceRow, TokenCounts
+from billing_jobs.gpu_costs import GpuPrice
+from billing_jobs.price_tables import (
+    insert_gpu_prices,
+    insert_prices,
+    read_gpu_prices,
+    read_prices,
+    read_used,
+    version_of_prices,
+)
+from billing_jobs.pricing import PriceRow, PriceScope, TokenCounts
 from billing_jobs.repricing import reprice
-from billing_jobs.rows import INSERT_SETTINGS, NAME, TEXT, TIME, TableRows, tables_of
+from billing_jobs.rows import INSERT_SETTINGS, NAME, TEXT, TableRows, tables_of
 from streams.settings import BillingSettings, Settings
 
 MIGRATIONS = {
@@ -32,6 +41,7 @@ MIGRATIONS = {
     4: "4_log_identity.sql",
     5: "5_repricing.sql",
     6: "6_price_changes.sql",
+    7: "7_price_scopes.sql",
     9: "9_invoices.sql",
 }
 """Schema version → the statements that lead to it from the one before."""
@@ -320,30 +330,24 @@ class ClickHouseStore:
             _insert(client, TableRows("billing_decisions", "topic", names, types, list(values)), {})
 
     def prices(self) -> list[PriceRow]:
-        """Of two of a model that start together, the one that counts comes first."""
+        """Of two of a scope that start together, the one that counts comes first."""
         with self._connection.client() as client:
-            found = client.query(
-                "SELECT model, currency, toUnixTimestamp64Milli(valid_from), uncached_input_pico, cached_input_pico,"
-                " output_pico, reasoning_pico FROM prices ORDER BY model, valid_from, recorded_at, version"
-            ).result_rows
-        return list(dict.fromkeys(PriceRow(*row) for row in found))
+            return read_prices(client)
+
+    def gpu_prices(self) -> list[GpuPrice]:
+        """Of two of a pool that start together, the one that counts comes first."""
+        with self._connection.client() as client:
+            return read_gpu_prices(client)
 
     def price_version(self) -> int:
-        """Of the last change; 0 where there was none."""
+        """Of the last change of prices; 0 where there was none."""
         with self._connection.client() as client:
-            return int(client.query("SELECT max(version) FROM prices").first_row[0])
+            return version_of_prices(client)
 
-    def used_tokens(self, models: Sequence[str], since_ms: int) -> dict[str, TokenCounts]:
-        """What was charged of each model and accepted since then."""
+    def used_tokens(self, models: Sequence[str], since_ms: int) -> dict[PriceScope, TokenCounts]:
+        """What was, or waits to be, charged of each model and accepted since then."""
         with self._connection.client() as client:
-            found = client.query(
-                "SELECT model, sum(uncached_input_tokens), sum(cached_input_tokens), sum(output_tokens),"
-                " sum(reasoning_tokens) FROM usage_events FINAL WHERE charge_state = 'priced'"
-                " AND accepted_at >= fromUnixTimestamp64Milli({since_ms:Int64}, 'UTC')"
-                " AND model IN {models:Array(String)} GROUP BY model",
-                parameters={"since_ms": since_ms, "models": list(models)},
-            ).result_rows
-        return {model: TokenCounts(*map(int, tokens)) for model, *tokens in found}
+            return read_used(client, models, since_ms)
 
     def reprice(self, max_rows: int) -> int:
         """As `repricing.reprice` says."""
@@ -352,22 +356,13 @@ class ClickHouseStore:
 
     def append_prices(self, rows: Sequence[PriceRow], version: int = 0, actor: str = "", reason: str = "") -> None:
         """`version` is of the change; 0: a model's first price, which needs no actor and no reason."""
-        columns = [
-            ("price_id", "String", [row.price_id for row in rows]),
-            ("model", "String", [row.model for row in rows]),
-            ("currency", "String", [row.currency for row in rows]),
-            ("valid_from", TIME, [row.valid_from_ms for row in rows]),
-            ("uncached_input_pico", "Int64", [row.uncached_input_pico for row in rows]),
-            ("cached_input_pico", "Int64", [row.cached_input_pico for row in rows]),
-            ("output_pico", "Int64", [row.output_pico for row in rows]),
-            ("reasoning_pico", "Int64", [row.reasoning_pico for row in rows]),
-            ("version", "UInt32", [version] * len(rows)),
-            ("actor", TEXT, [actor] * len(rows)),
-            ("reason", TEXT, [reason] * len(rows)),
-        ]
-        names, types, values = zip(*columns, strict=True)
         with self._writing() as client:
-            _insert(client, TableRows("prices", "price_id", names, types, list(values)), {})
+            insert_prices(client, rows, version, actor, reason)
+
+    def append_gpu_prices(self, rows: Sequence[GpuPrice], version: int = 0, actor: str = "", reason: str = "") -> None:
+        """As `append_prices`, of pools."""
+        with self._writing() as client:
+            insert_gpu_prices(client, rows, version, actor, reason)
 
     @contextmanager
     def _writing(self) -> Iterator[Any]:

@@ -239,6 +239,15 @@ class Model(BaseModel):
         return [self.pool, *self.alternates]
 
 
+class GpuHour(BaseModel):
+    """What an hour of one GPU costs whoever runs the pool; for costs and margins, on no bill."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    cost: Decimal = Field(ge=0, allow_inf_nan=False, description="In `currency`, with 12 decimals at most.")
+    currency: Literal["USD", "EUR"] = "USD"
+
+
 class Pool(BaseModel):
     """Workers that serve one model with one kind of engine, and whose requests they are for."""
 
@@ -256,6 +265,9 @@ class Pool(BaseModel):
     )
     tenants: list[TenantId] = Field(default_factory=list, description="Who may use it; empty: all.")
     cost: float = Field(default=1, ge=0, description="Of a token there, beside the model's other pools.")
+    gpu_hour: GpuHour | None = Field(
+        default=None, description="What an hour of each of its GPUs costs. None: what its answers cost is not known."
+    )
     max_context: int | None = Field(
         default=None, ge=16, description="Of a prompt and its longest answer together, in tokens. None: the model's."
     )

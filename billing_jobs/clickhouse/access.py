@@ -29,7 +29,7 @@ _OF_TENANTS = {
     "ledger_entries": f"tenant_id = getSetting('{TENANT_SETTING}')",
     "usage_events": f"tenant_id = getSetting('{TENANT_SETTING}')",
     "delivered_counts": f"tenant_id = getSetting('{TENANT_SETTING}')",
-    "prices": "1",
+    "prices": f"tenant_id IN ('', getSetting('{TENANT_SETTING}'))",
 }
 """Table → which of its rows a tenant sees."""
 _VIEWS_OF_TENANTS = (
@@ -38,9 +38,9 @@ _VIEWS_OF_TENANTS = (
 )  # fmt: skip
 _TABLES_OF_THE_OPERATOR = (
     "usage_events", "compute_records", "delivered_counts", "prices", "billing_batches", "billing_decisions",
-    "schema_version", "usage", "usage_by_hour", "usage_by_day", "price_intervals", "price_differences",
-    "invoice_closings", "invoice_usage", "ledger_entries", "counting_closings", "invoices", "invoice_lines",
-    "invoiced_usage", "ledger", "dropped_months",
+    "schema_version", "usage", "usage_by_hour", "usage_by_day", "price_intervals", "price_timeline",
+    "price_differences", "gpu_prices", "gpu_costs", "margins", "invoice_closings", "invoice_usage", "ledger_entries",
+    "counting_closings", "invoices", "invoice_lines", "invoiced_usage", "ledger", "dropped_months",
 )  # fmt: skip
 _SYSTEM_TABLES = (
     "aggregate_function_combinators", "columns", "contributors", "data_type_families", "databases", "formats",

@@ -43,16 +43,27 @@ SELECT delivered_id, response_id, tenant_id, project_id, region, delivered_token
 FROM tables.delivered_counts FINAL;
 
 CREATE VIEW sluice.prices AS
-SELECT price_id, model, currency, valid_from, uncached_input_pico, cached_input_pico, output_pico, reasoning_pico
-FROM (SELECT * FROM tables.prices ORDER BY recorded_at, version LIMIT 1 BY model, valid_from);
+SELECT
+    price_id, model, currency, valid_from, uncached_input_pico, cached_input_pico, output_pico, reasoning_pico,
+    tenant_id, endpoint, lane, region, withdrawn
+FROM (
+    SELECT * FROM tables.prices
+    ORDER BY recorded_at, version LIMIT 1 BY model, tenant_id, endpoint, lane, region, valid_from
+);
 
 CREATE VIEW sluice.price_intervals AS
 SELECT
-    price_id, model, currency, valid_from,
-    leadInFrame(toNullable(valid_from)) OVER
-        (PARTITION BY model ORDER BY valid_from ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING) AS valid_until,
-    uncached_input_pico, cached_input_pico, output_pico, reasoning_pico
-FROM sluice.prices;
+    price_id, model, currency, valid_from, valid_until, uncached_input_pico, cached_input_pico, output_pico,
+    reasoning_pico, tenant_id, endpoint, lane, region, specificity
+FROM (
+    SELECT
+        *, toUInt8((tenant_id != '') * 8 + (endpoint != '') * 4 + (lane != '') * 2 + (region != '')) AS specificity,
+        leadInFrame(toNullable(valid_from)) OVER
+            (PARTITION BY model, tenant_id, endpoint, lane, region ORDER BY valid_from
+             ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING) AS valid_until
+    FROM sluice.prices
+)
+WHERE NOT withdrawn;
 
 CREATE VIEW sluice.invoices AS
 SELECT

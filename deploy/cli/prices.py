@@ -2,14 +2,16 @@
 
 import getpass
 import json
+import tomllib
 from datetime import UTC, datetime
 from decimal import Decimal
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
-from billing_jobs.pricing import PRICED_CLASSES
+from billing_jobs.pricing import PRICED_CLASSES, PRICES_SETTLE_MS
 from deploy.cli.app import CommandError, DataOption, JsonOption, app, err, out, running, settings_of
 from deploy.cli.questions import ask_billing
 from deploy.paths import DEFAULT_DATA
@@ -20,22 +22,67 @@ prices_app = typer.Typer(
     help="What is charged, and from when on something else is.", no_args_is_help=True, rich_markup_mode=None
 )
 app.add_typer(prices_app, name="prices")
+MAX_FILE_BYTES = 262_144
+_SCOPE = ("tenant_id", "endpoint", "lane", "region")
+_TIMES = ["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S"]
 
 FromOption = Annotated[
     datetime | None,
     typer.Option(
-        "--from", formats=["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S"], help="UTC; without it, as soon as it is applied."
+        "--from", formats=_TIMES,
+        help=f"UTC; without it, {PRICES_SETTLE_MS // 1_000} s after it is applied, when every process knows it.",
     ),
+]  # fmt: skip
+UntilOption = Annotated[
+    datetime | None,
+    typer.Option("--until", formats=_TIMES, help="UTC; of prices for some alone: from then on they are withdrawn."),
 ]
+FileOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--file", exists=True, dir_okay=False,
+        help="TOML with [[prices]] for some alone: model, tenant_id, endpoint, lane, region, price or withdrawn."
+        " Without it: the prices of the settings, which hold for all, and GPU-hours.",
+    ),
+]  # fmt: skip
 
 
-def _body(settings: Settings, since: datetime | None) -> dict[str, Any]:
+def _ms(moment: datetime) -> int:
+    return int(moment.replace(tzinfo=UTC).timestamp() * 1_000)
+
+
+def _of_file(path: Path) -> dict[str, Any]:
+    """As it stands there; billing says what is wrong with it. Raises CommandError."""
+    if path.stat().st_size > MAX_FILE_BYTES:
+        raise CommandError(f"{path}: larger than {MAX_FILE_BYTES} bytes")
+    try:
+        read = tomllib.loads(path.read_text(), parse_float=Decimal)
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise CommandError(f"{path}: {error}") from None
+    if unknown := sorted(set(read) - {"prices"}):
+        raise CommandError(f"{path}: {unknown[0]}: only [[prices]] are known")
+    body: dict[str, Any] = json.loads(json.dumps(read, default=str))
+    return body
+
+
+def _of_settings(settings: Settings) -> dict[str, Any]:
     body: dict[str, Any] = {
         "prices": [{"model": each.name, "price": each.price.model_dump(mode="json")} for each in settings.models]
     }
-    if since is not None:
-        body["valid_from_ms"] = int(since.replace(tzinfo=UTC).timestamp() * 1_000)
-    return body
+    hours = [
+        {"pool": pool.name, "gpu_hour": pool.gpu_hour.model_dump(mode="json"), "gpus": max(1, pool.devices)}
+        for pool in settings.pools
+        if pool.gpu_hour is not None
+    ]
+    return {**body, "gpu_hours": hours} if hours else body
+
+
+def _body(settings: Settings, file: Path | None, since: datetime | None, until: datetime | None) -> dict[str, Any]:
+    if until is not None and file is None:
+        raise CommandError("--until is for prices of a --file: those of the settings hold for all, and have no end")
+    times = {"valid_from_ms": since, "valid_until_ms": until}
+    body = _of_settings(settings) if file is None else _of_file(file)
+    return body | {name: _ms(moment) for name, moment in times.items() if moment is not None}
 
 
 def _moment(valid_from_ms: int) -> str:
@@ -47,7 +94,17 @@ def _moment(valid_from_ms: int) -> str:
 def _terms(price: dict[str, Any] | None) -> str:
     if price is None:
         return "none"
+    if price["per_million_tokens"] is None:
+        return "withdrawn"
     return " / ".join(price["per_million_tokens"][name] for name in PRICED_CLASSES) + f" {price['currency']}"
+
+
+def _whom(price: dict[str, Any]) -> str:
+    return ", ".join(price[name] for name in _SCOPE if price[name]) or "all"
+
+
+def _hour(price: dict[str, Any] | None) -> str:
+    return "none" if price is None else f"{price['per_gpu_hour']} {price['currency']} × {price['gpus']}"
 
 
 @prices_app.command("list")
@@ -58,54 +115,88 @@ def prices_list(data: DataOption = DEFAULT_DATA, as_json: JsonOption = False) ->
     if as_json:
         print(json.dumps(known, indent=1))
         return
-    table = Table("model", "from", "input / cached / output / reasoning, of a million tokens")
+    table = Table("model", "for", "from", "input / cached / output / reasoning, of a million tokens")
     for price in known["prices"]:
-        table.add_row(price["model"], _moment(price["valid_from_ms"]), _terms(price))
+        table.add_row(price["model"], _whom(price), _moment(price["valid_from_ms"]), _terms(price))
     out.print(table)
+    if known["gpu_hours"]:
+        hours = Table("pool", "from", "of a GPU-hour, × GPUs of a worker")
+        for price in known["gpu_hours"]:
+            hours.add_row(price["pool"], _moment(price["valid_from_ms"]), _hour(price))
+        out.print(hours)
+
+
+def _costs(pico_by_currency: dict[str, str]) -> str:
+    costs = (f"{Decimal(pico) / PICO_PER_UNIT:,.6f} {name}" for name, pico in sorted(pico_by_currency.items()))
+    return ", ".join(costs) or "nothing"
 
 
 def _show(planned: dict[str, Any]) -> None:
-    table = Table("model", "from", "before", "after", f"last {planned['compared_days']} days before", "after")
-    for change in planned["changes"]:
-        costs = (f"{Decimal(change[f'cost_{side}_pico']) / PICO_PER_UNIT:,.6f}" for side in ("before", "after"))
-        after = change["after"]
-        table.add_row(change["model"], _moment(after["valid_from_ms"]), _terms(change["before"]), _terms(after), *costs)
-    out.print(table)
+    if planned["changes"]:
+        days = f"last {planned['compared_days']} days"
+        table = Table("model", "for", "from", "before", "after", f"{days} before", "after")
+        for change in planned["changes"]:
+            after = change["after"]
+            table.add_row(
+                change["model"], _whom(after), _moment(after["valid_from_ms"]), _terms(change["before"]), _terms(after),
+                _costs(change["cost_before_pico"]), _costs(change["cost_after_pico"]),
+            )  # fmt: skip
+        out.print(table)
+    if planned["gpu_hours"]:
+        hours = Table("pool", "from", "GPU-hour before", "after")
+        for change in planned["gpu_hours"]:
+            after = change["after"]
+            hours.add_row(after["pool"], _moment(after["valid_from_ms"]), _hour(change["before"]), _hour(after))
+        out.print(hours)
+
+
+def _source(file: Path | None) -> str:
+    return "the settings" if file is None else file.name
 
 
 @prices_app.command("plan")
-def prices_plan(data: DataOption = DEFAULT_DATA, since: FromOption = None, as_json: JsonOption = False) -> None:
-    """What the prices of the settings would change, and what the last month would have cost. Changes nothing."""
+def prices_plan(
+    data: DataOption = DEFAULT_DATA,
+    file: FileOption = None,
+    since: FromOption = None,
+    until: UntilOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """What the prices of the settings, or of a file, would change, and what the last month would have cost. Changes
+    nothing.
+    """
     _, run = running(data)
     settings = settings_of(run)
-    planned = ask_billing(settings, "POST", "/internal/prices/plan", _body(settings, since))
+    planned = ask_billing(settings, "POST", "/internal/prices/plan", _body(settings, file, since, until))
     if as_json:
         print(json.dumps(planned, indent=1))
-    elif planned["changes"]:
+    elif planned["changes"] or planned["gpu_hours"]:
         _show(planned)
         err.print("sluice prices apply --reason … makes it so")
     else:
-        err.print("the prices of the settings are in force")
+        err.print(f"the prices of {_source(file)} are in force")
 
 
 @prices_app.command("apply")
 def prices_apply(
     reason: Annotated[str, typer.Option(help="Why; it is kept with the prices.")],
     data: DataOption = DEFAULT_DATA,
+    file: FileOption = None,
     since: FromOption = None,
+    until: UntilOption = None,
     yes: Annotated[bool, typer.Option("--yes", help="Asks for no confirmation.")] = False,
 ) -> None:
-    """Puts the prices of the settings into force, for what is accepted from then on."""
+    """Puts the prices of the settings, or of a file, into force, for what is accepted from then on."""
     _, run = running(data)
     settings = settings_of(run)
-    body = _body(settings, since)
+    body = _body(settings, file, since, until)
     planned = ask_billing(settings, "POST", "/internal/prices/plan", body)
-    if not planned["changes"]:
-        err.print("the prices of the settings are in force")
+    if not planned["changes"] and not planned["gpu_hours"]:
+        err.print(f"the prices of {_source(file)} are in force")
         return
     _show(planned)
     if not yes and not typer.confirm("Charge so?"):
         raise CommandError("nothing was changed")
     named = {"version": planned["version"], "actor": getpass.getuser(), "reason": reason}
     done = ask_billing(settings, "POST", "/internal/prices/apply", {**body, **named})
-    out.print(f"version {done['version']}: {len(done['applied'])} prices")
+    out.print(f"version {done['version']}: {len(done['applied']) + len(done['gpu_hours'])} prices")

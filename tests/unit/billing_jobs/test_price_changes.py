@@ -1,7 +1,8 @@
 """Prices are changed by the operator's word alone, and what was accepted before keeps its price."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -10,72 +11,153 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from billing_jobs.price_changes import PriceRefused, plan
-from billing_jobs.pricing import PriceBook, PriceRow
+from billing_jobs.cut import Batch, cut_of, parse_batch
+from billing_jobs.price_changes import Comparison, PriceRefused, compare, plan
+from billing_jobs.pricing import PRICES_SETTLE_MS, PriceBook, PriceRow, PriceScope, TokenCounts, withdrawal
 from billing_jobs.server import create_app, price_desk
 from billing_jobs.store import ClickHouseStore, Database
 from schemas.base import Scope
+from schemas.usage import UsageEvent
 from streams.clocks import now_ms
 from streams.keyring import Keyring
 from tests.unit.billing_jobs.events import usage_event
-from tests.unit.billing_jobs.test_store import batch_of
+from tests.unit.billing_jobs.test_store import log_record
 
 SECRET = "s" * 40
 TIMES = ("accepted_at_ms", "first_token_at_ms", "ended_at_ms")
 OLD = PriceRow("tiny", "USD", 0, 100_000, 20_000, 400_000, 400_000)
 DEARER = PriceRow("tiny", "USD", 0, 100_000, 20_000, 800_000, 400_000)
+ACMES = PriceRow("tiny", "USD", 0, 50_000, 10_000, 200_000, 200_000, tenant_id="acme")
+AT_MS = 500 + PRICES_SETTLE_MS
 
 
 def test_a_change_begins_when_it_is_asked_to_and_a_new_model_is_charged_from_the_beginning() -> None:
     new = PriceRow("new", "EUR", 0, 1, 1, 1, 1)
-    planned = plan([DEARER, new], [OLD], version=4, valid_from_ms=500, now_ms=500)
+    planned = plan([DEARER, new], [OLD], version=4, valid_from_ms=AT_MS, now_ms=500)
     assert planned.version == 4
-    assert [(each.before, each.after.price_id) for each in planned.changes] == [(OLD, "tiny@500"), (None, "new@0")]
+    assert [(each.before, each.after.price_id) for each in planned.changes] == [(OLD, f"tiny@{AT_MS}"), (None, "new@0")]
 
 
 def test_what_is_in_force_is_no_change() -> None:
-    assert plan([OLD], [OLD], version=0, valid_from_ms=500, now_ms=500).changes == ()
+    assert plan([OLD], [OLD], version=0, valid_from_ms=AT_MS, now_ms=500).changes == ()
 
 
 @pytest.mark.parametrize(
     ("valid_from_ms", "why"),
     [
         (499, "cannot begin in the past"),
-        (900, "tiny@1000 begins at that time or after it"),
-        (1_000, "tiny@1000 begins"),
+        (AT_MS - 1, "cannot begin within 60 s"),
+        (99_000, "tiny@100000 begins at that time or after it"),
+        (100_000, "tiny@100000 begins"),
     ],
 )
 def test_no_change_begins_in_the_past_or_before_one_that_was_made(valid_from_ms: int, why: str) -> None:
-    later = DEARER.starting_at(1_000)
+    later = DEARER.starting_at(100_000)
     other = PriceRow("tiny", "USD", 0, 7, 7, 7, 7)
     with pytest.raises(PriceRefused, match=why):
         plan([other], [OLD, later], version=1, valid_from_ms=valid_from_ms, now_ms=500)
 
 
+TENANTS = st.sampled_from(["", "acme", "globex"])
+LANES = st.sampled_from(["", "batch"])
+
+
 @given(
     st.lists(
-        st.tuples(st.integers(1, 50), st.integers(0, 50), st.sampled_from(["a", "b"]), st.integers(1, 3)), max_size=30
+        st.tuples(
+            st.integers(1, 50), st.integers(0, 50), st.sampled_from(["a", "b"]), TENANTS, LANES, st.integers(0, 3),
+            st.sampled_from([None, 10, 40]),
+        ),
+        max_size=30,
     )
-)
-def test_whatever_is_changed_what_was_accepted_keeps_its_price(asked: list[tuple[int, int, str, int]]) -> None:
-    """`asked`: so much later, for so far ahead, of which model, at which price."""
+)  # fmt: skip
+def test_whatever_is_changed_what_was_accepted_keeps_its_price(
+    asked: list[tuple[int, int, str, str, str, int, int | None]],
+) -> None:
+    """`asked`: so much later, for so far ahead, of which model, for whom, at which price (0: withdrawn), until when."""
     known: list[PriceRow] = []
-    now, charged = 0, dict[tuple[str, int], PriceRow]()
-    for later, ahead, model, price in asked:
+    now, charged = 0, dict[tuple[PriceScope, int], PriceRow]()
+    for later, ahead, model, tenant, lane, price, until in asked:
         now += later
-        row = PriceRow(model, "USD", 0, price, price, price, price)
+        begins = now + PRICES_SETTLE_MS + ahead
+        scope = PriceScope(model, tenant, lane=lane)
+        row = PriceRow(model, "USD", 0, *4 * [price], *scope[1:]) if price else withdrawal(scope, 0)
         try:
-            planned = plan([row], known, version=0, valid_from_ms=now + ahead, now_ms=now)
+            planned = plan([row], known, 0, begins, now, None if until is None else begins + until)
         except PriceRefused:
             continue
-        known += [change.after for change in planned.changes]
+        known += planned.rows
         book = PriceBook(known)
-        in_force = book.at(model, now + ahead)
-        assert in_force is not None
-        assert in_force.same_terms(row)
-        for (name, accepted), before in charged.items():
-            assert book.at(name, accepted) == before
-        charged |= {(model, moment): found for moment in range(now) if (found := book.at(model, moment)) is not None}
+        own = book.of(scope, begins)
+        assert own.same_terms(row) if own else row.withdrawn
+        assert until is None or row.withdrawn or book.of(scope, begins + until) == withdrawal(scope, begins + until)
+        for (used, accepted), before in charged.items():
+            assert book.at(used, accepted) == before
+        users = [PriceScope(model, name, "chat", kind, "eu") for name in ("acme", "globex") for kind in ("batch", "x")]
+        moments = range(0, now + PRICES_SETTLE_MS, PRICES_SETTLE_MS // 3)
+        charged |= {
+            (used, moment): found
+            for used in users
+            for moment in moments
+            if (found := book.at(used, moment)) is not None
+        }
+
+
+def test_a_price_for_some_ends_where_it_is_said_to_and_says_what_they_had_before() -> None:
+    planned = plan([ACMES], [OLD], 2, AT_MS, 500, AT_MS + 1_000)
+    assert [(each.before, each.after.price_id) for each in planned.changes] == [
+        (OLD, f"tiny@{AT_MS}/tenant_id=acme"), (ACMES, f"tiny@{AT_MS + 1_000}/tenant_id=acme"),
+    ]  # fmt: skip
+    assert [row.withdrawn for row in planned.rows] == [False, True]
+
+
+def test_what_is_withdrawn_is_withdrawn_once() -> None:
+    gone = withdrawal(ACMES.scope, 0)
+    assert plan([gone], [OLD], 0, AT_MS, 500).changes == ()
+    [change] = plan([gone], [OLD, ACMES], 0, AT_MS, 500).changes
+    assert (change.before, change.after) == (ACMES, withdrawal(ACMES.scope, AT_MS))
+    assert plan([gone], [OLD, ACMES, change.after], 0, AT_MS + 1, 501).changes == ()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "until", "why"),
+    [
+        ([ACMES, ACMES], None, "named twice"),
+        ([PriceRow("big", "USD", 0, 1, 1, 1, 1, lane="batch")], None, "big/lane=batch: the model has no price that"),
+        ([withdrawal(PriceScope("tiny"), 0)], None, "tiny: what holds for all has no end"),
+        ([DEARER], AT_MS + 5, "tiny: what holds for all has no end"),
+        ([ACMES], AT_MS, "cannot end before it begins"),
+    ],
+)
+def test_what_would_leave_usage_without_a_price_or_with_two_is_refused(
+    wanted: list[PriceRow], until: int | None, why: str
+) -> None:
+    with pytest.raises(PriceRefused, match=why):
+        plan(wanted, [OLD], 0, AT_MS, 500, until)
+
+
+def tokens(output: int) -> TokenCounts:
+    return TokenCounts(0, 0, output, 0)
+
+
+def test_what_was_used_is_compared_where_its_price_changes_and_once() -> None:
+    """The general price rises, acme gets one of its own and loses that of its batches, globex keeps what it has."""
+    lane = PriceRow("tiny", "EUR", 0, 7, 7, 7, 7, tenant_id="acme", lane="batch")
+    globex = PriceRow("tiny", "USD", 0, 9, 9, 9, 9, tenant_id="globex")
+    known = [OLD, lane, globex]
+    planned = plan([DEARER, ACMES, withdrawal(lane.scope, 0)], known, 0, AT_MS, 500)
+    used = {
+        PriceScope("tiny", "acme", "chat.completions", "standard", "eu"): tokens(1),
+        PriceScope("tiny", "acme", "chat.completions", "batch", "eu"): tokens(10),
+        PriceScope("tiny", "globex", "chat.completions", "batch", "eu"): tokens(100),
+        PriceScope("tiny", "initech", "embeddings", "batch", "eu"): tokens(1_000),
+    }
+    of_all, of_acme, of_lane = compare(planned, known, used)
+    assert of_all == Comparison({"USD": 1_000 * 400_000}, {"USD": 1_000 * 800_000})
+    assert of_acme == Comparison({"USD": 400_000, "EUR": 70}, {"USD": 200_000 + 10 * 200_000})
+    assert of_lane == Comparison(), "its batches are told where their price comes from"
+    [alone] = compare(plan([withdrawal(lane.scope, 0)], known, 0, AT_MS, 500), known, used)
+    assert alone == Comparison({"EUR": 70}, {"USD": 10 * 400_000})
 
 
 @pytest.fixture
@@ -91,8 +173,20 @@ async def billing(database: Database) -> AsyncIterator[httpx.AsyncClient]:
             yield client
 
 
+def batch_of(events: Sequence[UsageEvent], moment_ms: int) -> Batch:
+    """Logged then, and priced by the old price."""
+    records = [replace(log_record(place, event.encode()), timestamp_ms=moment_ms) for place, event in enumerate(events)]
+    batch = parse_batch(cut_of(records, moment_ms), records, PriceBook([OLD]))
+    assert len(batch.usage) == len(events)
+    return batch
+
+
+def terms(output: str) -> dict[str, str]:
+    return {"currency": "USD", "uncached_input": "0.10", "cached_input": "0.02", "output": output, "reasoning": "0.40"}
+
+
 def asked(output: str, **more: object) -> dict[str, object]:
-    return {"prices": [{"model": "tiny", "price": {"output": output}}], **more}
+    return {"prices": [{"model": "tiny", "price": terms(output)}], **more}
 
 
 async def test_a_plan_says_what_the_last_month_would_have_cost_and_applying_it_makes_it_so(
@@ -107,20 +201,20 @@ async def test_a_plan_says_what_the_last_month_would_have_cost_and_applying_it_m
             )
             for number, name in enumerate(("acme", "globex"))
         ]
-        batch = batch_of([event.encode() for event in events], book=PriceBook([OLD]))
-        batch.unusable.clear()
+        batch = batch_of(events, moment)
         store.insert(batch, again=False)
         planned = (await billing.post("/internal/prices/plan", json=asked("0.80"))).json()
         [change] = planned["changes"]
         assert change["before"]["per_million_tokens"]["output"] == "0.4"
         assert change["after"]["per_million_tokens"]["output"] == "0.8"
-        before, after = int(change["cost_before_pico"]), int(change["cost_after_pico"])
+        before, after = (int(change[f"cost_{side}_pico"]["USD"]) for side in ("before", "after"))
         assert after - before == 400_000 * sum(row.event.output_tokens for row in batch.usage)
         assert store.prices() == [OLD], "a plan changes nothing"
         named = {"version": planned["version"], "actor": "kim", "reason": "dearer chips"}
         done = (await billing.post("/internal/prices/apply", json=asked("0.80", **named))).json()
         assert done["version"] == 1
         assert [row.output_pico for row in store.prices()] == [400_000, 800_000]
+        assert store.prices()[1].valid_from_ms >= moment + 60_000 + PRICES_SETTLE_MS, "when every process knows it"
         again = (await billing.post("/internal/prices/plan", json=asked("0.80"))).json()
         assert (again["version"], again["changes"]) == (1, [])
 
@@ -142,8 +236,18 @@ async def test_of_two_changes_at_once_the_later_one_is_refused(database: Databas
         (asked("0.1234567"), "models.tiny.price.output: 0.1234567 has more than six decimals"),
         (asked("-1"), "greater than or equal to 0"),
         (asked("0.8", valid_from_ms=1), "cannot begin in the past"),
-        ({"prices": []}, "at least 1"),
-        ({"prices": 2 * [{"model": "tiny", "price": {}}]}, "named twice"),
+        ({"prices": []}, "at least 1 is needed"),
+        ({"prices": 2 * [{"model": "tiny", "price": terms("1")}]}, "named twice"),
+        ({"prices": [{"model": "tiny", "price": {"currency": "USD"}}]}, "prices.0: Value error, price.uncached_input"),
+        ({"prices": [{"model": "tiny"}]}, "prices.0: Value error, price: is needed, or withdrawn"),
+        ({"prices": [{"model": "tiny", "price": terms("1"), "withdrawn": True}]}, "and not both"),
+        ({"prices": [{"model": "tiny", "lane": "slow", "price": terms("1")}]}, "prices.0.lane: "),
+        ({"prices": [{"model": "tiny", "endpoint": "chat", "price": terms("1")}]}, "prices.0.endpoint: "),
+        ({"prices": [{"model": "tiny", "tenant_id": "A@", "price": terms("1")}]}, "prices.0.tenant_id: "),
+        ({"prices": [{"model": "tiny", "region": "eu/1", "price": terms("1")}]}, "prices.0.region: "),
+        ({"prices": [{"model": "tiny", "version": "2", "price": terms("1")}]}, "prices.0.version: "),
+        ({"gpu_hours": [{"pool": "gpu", "gpu_hour": {"cost": "-1"}}]}, "gpu_hours.0.gpu_hour.cost: "),
+        ({"gpu_hours": [{"pool": "gpu", "gpu_hour": {"cost": "0.0000000000001"}}]}, "pools.gpu.gpu_hour.cost: "),
         ({**asked("0.8"), "when": "now"}, "when"),
     ],
 )
@@ -164,3 +268,41 @@ async def test_who_changed_what_and_why_is_kept(database: Database, billing: htt
     known = (await billing.get("/internal/prices")).json()
     assert known["version"] == 1
     assert Decimal(known["prices"][0]["per_million_tokens"]["output"]) == Decimal("0.8")
+
+
+async def test_a_tenants_own_price_is_planned_over_its_usage_applied_and_listed(
+    database: Database, billing: httpx.AsyncClient
+) -> None:
+    with closing(ClickHouseStore(database.connection())) as store:
+        store.append_prices([OLD])
+        moment = now_ms() - 60_000
+        events = [
+            usage_event(number, **dict.fromkeys(TIMES, moment), scope=Scope(tenant_id=name), lane=lane, model=model)
+            for number, (name, lane, model) in enumerate(
+                [("acme", "batch", "tiny"), ("acme", "standard", "tiny"), ("globex", "batch", "tiny"),
+                 ("acme", "batch", "other")]
+            )
+        ]  # fmt: skip
+        batch = batch_of(events, moment)
+        store.insert(batch, again=False)
+        own = {"model": "tiny", "tenant_id": "acme", "lane": "batch", "price": terms("0.20") | {"currency": "EUR"}}
+        body: dict[str, object] = {
+            "prices": [own], "gpu_hours": [{"pool": "default", "gpu_hour": {"cost": "2.50"}, "gpus": 4}],
+        }  # fmt: skip
+        planned = (await billing.post("/internal/prices/plan", json=body)).json()
+        [change], [of_gpus] = planned["changes"], planned["gpu_hours"]
+        assert (change["before"]["price_id"], change["after"]["tenant_id"]) == ("tiny@0", "acme")
+        [before], [after] = change["cost_before_pico"].items(), change["cost_after_pico"].items()
+        assert (before[0], after[0]) == ("USD", "EUR")
+        assert int(before[1]) - int(after[1]) == 200_000 * batch.usage[0].event.output_tokens, "of one event alone"
+        assert (of_gpus["before"], of_gpus["after"]["per_gpu_hour"], of_gpus["after"]["gpus"]) == (None, "2.5", 4)
+        named = {"version": planned["version"], "actor": "kim", "reason": "a contract"}
+        done = (await billing.post("/internal/prices/apply", json=body | named)).json()
+        assert (done["version"], len(done["applied"]), len(done["gpu_hours"])) == (1, 1, 1)
+        known = (await billing.get("/internal/prices")).json()
+        assert [(row["tenant_id"], row["lane"], row["currency"]) for row in known["prices"]] == [
+            ("", "", "USD"), ("acme", "batch", "EUR"),
+        ]  # fmt: skip
+        assert [(row["pool"], row["per_gpu_hour"]) for row in known["gpu_hours"]] == [("default", "2.5")]
+        later = (await billing.post("/internal/prices/plan", json=body)).json()
+        assert (later["changes"], later["gpu_hours"]) == ([], [])

@@ -6,10 +6,10 @@ from types import MethodType
 import pytest
 
 from billing_jobs.cut import Batch
+from billing_jobs.pricing import PRICES_SETTLE_MS
 from billing_jobs.sink import (
     GROUP,
     MAX_BACKOFF_MS,
-    PRICES_SETTLE_MS,
     REPRICE_PERIOD_MS,
     REPRICE_ROWS,
     PartitionProgress,

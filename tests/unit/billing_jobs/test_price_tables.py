@@ -1,0 +1,223 @@
+"""The tables find the same prices as the book does, and divide what GPUs cost to the last pico."""
+
+import random
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+
+import pytest
+
+from billing_jobs.cut import Batch, cut_of, parse_batch
+from billing_jobs.gpu_costs import GpuPrice
+from billing_jobs.pricing import PriceBook, PriceRow, PriceScope, charge, cost_of, withdrawal
+from billing_jobs.store import ClickHouseStore, Database
+from schemas.base import Scope
+from schemas.usage import ComputeRecord, UsageEvent
+from tests.unit.billing_jobs.events import NOON_MS, compute_record, usage_event
+from tests.unit.billing_jobs.test_store import log_record, query
+
+HOUR_MS = 3_600_000
+STEP_MS = 1_000
+
+
+@pytest.fixture
+def store(database: Database) -> Iterator[ClickHouseStore]:
+    with closing(ClickHouseStore(database.connection())) as opened:
+        yield opened
+
+
+# -- prices ------------------------------------------------------------------------------------------------------------
+
+
+def any_scope(chance: random.Random) -> PriceScope:
+    return PriceScope(
+        chance.choice(["tiny", "big"]), chance.choice(["", "acme", "globex"]), chance.choice(["", "chat.completions"]),
+        chance.choice(["", "batch", "standard"]), chance.choice(["", "eu"]),
+    )  # fmt: skip
+
+
+def any_price(chance: random.Random, number: int) -> PriceRow:
+    """A few begin together with another of their scope: the first one counts."""
+    scope, start = any_scope(chance), NOON_MS + chance.randrange(8) * STEP_MS
+    if scope.specificity and chance.random() < 0.2:
+        return withdrawal(scope, start)
+    return PriceRow(scope.model, "USD", start, number + 1, number + 2, number + 3, number + 4, *scope[1:])
+
+
+def any_event(chance: random.Random, number: int) -> UsageEvent:
+    tenant, region = chance.choice(["acme", "globex", "initech"]), chance.choice(["eu", "us"])
+    return usage_event(
+        number, scope=Scope(tenant_id=tenant, region=region), model=chance.choice(["tiny", "big", "unpriced"]),
+        endpoint=chance.choice(["chat.completions", "embeddings"]), lane=chance.choice(["batch", "standard"]),
+        accepted_at_ms=NOON_MS + chance.randrange(-STEP_MS, 9 * STEP_MS),
+    )  # fmt: skip
+
+
+def batch_of(events: Sequence[UsageEvent | ComputeRecord], book: PriceBook, first: int = 0) -> Batch:
+    records = [log_record(first + place, event.encode()) for place, event in enumerate(events)]
+    return parse_batch(cut_of(records, NOON_MS), records, book)
+
+
+def charged(database: Database) -> dict[str, tuple[str, int, str]]:
+    rows = query(database, "SELECT usage_id, charge_state, cost_pico, price_id FROM usage")
+    return {usage_id: (state, cost, price) for usage_id, state, cost, price in rows}
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_what_waits_and_what_is_audited_finds_the_price_that_the_book_finds(
+    database: Database, store: ClickHouseStore, seed: int
+) -> None:
+    chance = random.Random(seed)
+    for number in range(40):  # One by one: which was recorded first is to be seen.
+        store.append_prices([any_price(chance, number)])
+    book = PriceBook(store.prices())
+    events = [any_event(chance, number) for number in range(400)]
+    waiting, priced = batch_of(events[:200], PriceBook([])), batch_of(events[200:], book, first=200)
+    for batch in (waiting, priced):
+        store.insert(batch, again=False)
+    while store.reprice(50):
+        pass
+    expected = {event.usage_id: charge(event, book) for event in events}
+    assert charged(database) == {name: (due.state, due.cost_pico, due.price_id) for name, due in expected.items()}
+    assert len({due.price_id for due in expected.values()}) > 10, "of many scopes"
+    assert query(database, "SELECT * FROM price_differences") == []
+    # One event is charged again by a price that was not in force.
+    [first, *_] = [event for event in events[200:] if expected[event.usage_id].state == "priced"]
+    wrong = PriceRow(first.model, "USD", 0, 1, 1, 1, 1)
+    store.insert(batch_of([first], PriceBook([wrong]), first=900), again=False)
+    found = query(database, "SELECT usage_id, price_id, price_id_in_force, recomputed_pico FROM price_differences")
+    due = expected[first.usage_id]
+    assert found == [(first.usage_id, wrong.price_id, due.price_id, due.cost_pico)]
+    assert cost_of(first, wrong) != due.cost_pico
+
+
+def test_an_interval_ends_where_its_own_scope_goes_on_or_is_withdrawn(
+    database: Database, store: ClickHouseStore
+) -> None:
+    acme = PriceScope("tiny", "acme")
+    rows = [
+        PriceRow("tiny", "USD", 0, 1, 1, 1, 1), PriceRow("tiny", "USD", 5, 2, 2, 2, 2, "acme"),
+        PriceRow("tiny", "USD", 7, 3, 3, 3, 3), withdrawal(acme, 9),
+    ]  # fmt: skip
+    store.append_prices(rows)
+    assert store.prices() == rows
+    intervals = query(
+        database,
+        "SELECT price_id, toUnixTimestamp64Milli(valid_until), specificity FROM price_intervals ORDER BY valid_from",
+    )
+    assert intervals == [("tiny@0", 7, 0), ("tiny@5/tenant_id=acme", 9, 8), ("tiny@7", None, 0)]
+
+
+# -- what GPUs cost ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Ran:
+    """An attempt that ended in its worker's engine, so long after noon, after so long."""
+
+    worker: str
+    tenant: str
+    ended_ms: int
+    engine_ms: int
+
+
+def costs_by_hand(ran: Sequence[Ran], hour_pico: int) -> dict[tuple[int, str, str], int]:
+    """What each tenant's attempts and idleness (nobody) cost in each worker's hour; millisecond by millisecond."""
+    there: dict[tuple[int, str], dict[int, int]] = defaultdict(lambda: defaultdict(int))
+    parts: dict[tuple[int, str], list[tuple[int, int, str]]] = defaultdict(list)
+    for number, each in enumerate(ran):
+        inside: dict[int, list[int]] = defaultdict(list)
+        for moment in range(NOON_MS + each.ended_ms - each.engine_ms, NOON_MS + each.ended_ms):
+            inside[moment // HOUR_MS].append(moment)
+            there[moment // HOUR_MS, each.worker][moment] += 1
+        for hour, moments in inside.items():
+            parts[hour, each.worker].append((moments[0], number, each.tenant))
+    costs: dict[tuple[int, str, str], int] = defaultdict(int)
+    for (hour, worker), moments_of in there.items():
+        busy_pico = hour_pico * len(moments_of) // HOUR_MS
+        costs[hour, worker, ""] += hour_pico - busy_pico
+        whole, sum_ms = sum(moments_of.values()), 0
+        for began, number, tenant in sorted(parts[hour, worker]):
+            ends = NOON_MS + ran[number].ended_ms
+            before, sum_ms = sum_ms, sum_ms + min(ends, (hour + 1) * HOUR_MS) - began
+            costs[hour, worker, tenant] += busy_pico * sum_ms // whole - busy_pico * before // whole
+    return dict(costs)
+
+
+def test_each_hour_of_a_worker_is_divided_among_its_attempts_and_idleness_to_the_last_pico(
+    database: Database, store: ClickHouseStore
+) -> None:
+    chance = random.Random(3)
+    ran = [
+        Ran(chance.choice(["w1", "w2"]), chance.choice(["acme", "globex"]), ended, chance.randrange(1, 3_000))
+        for ended in [*(chance.randrange(-9_000, 9_000) for _ in range(40)), 2 * HOUR_MS + 5_000]
+    ]
+    records = [
+        compute_record(number).model_copy(
+            update={"worker_id": each.worker, "engine_ms": each.engine_ms, "scope": Scope(tenant_id=each.tenant)}
+        )
+        for number, each in enumerate(ran)
+    ]
+    batch = batch_of(records, PriceBook([]))
+    logged = [replace(row, logged_at_ms=NOON_MS + each.ended_ms) for row, each in zip(batch.compute, ran, strict=True)]
+    price = GpuPrice("default", "USD", 0, 1_999_999_999_999, 3)
+    later = replace(price, valid_from_ms=NOON_MS + HOUR_MS + 1, gpu_hour_pico=7 * 10**9)
+    store.append_gpu_prices([price, replace(price, gpu_hour_pico=1)])
+    store.append_gpu_prices([later])
+    assert store.gpu_prices() == [price, replace(price, gpu_hour_pico=1), later]
+    for cut_at_ms in (1, 2):  # A replay counts once.
+        cut = replace(batch.cut, cut_at_ms=cut_at_ms)
+        store.insert(replace(batch, compute=logged, cut=cut), again=False)
+    found = query(
+        database,
+        "SELECT intDiv(toUnixTimestamp(hour), 3600), worker_id, tenant_id, sum(cost_pico) FROM gpu_costs GROUP BY ALL",
+    )
+    by_hand = costs_by_hand(ran[:-1], 3 * 1_999_999_999_999)
+    last = costs_by_hand(ran[-1:], 3 * 7 * 10**9)
+    assert {(hour, worker, tenant): cost for hour, worker, tenant, cost in found} == by_hand | last
+    [(hours, cost)] = query(
+        database, "SELECT uniqExact(hour, worker_id), sum(cost_pico) FROM gpu_costs WHERE hour <= '2025-11-21 12:00:00'"
+    )
+    assert cost == hours * 3 * 1_999_999_999_999, "GPU-hours by their price, exactly"
+    assert query(database, "SELECT sum(engine_ms) FROM gpu_costs WHERE kind = 'work'") == [
+        (sum(each.engine_ms for each in ran),)
+    ]
+    [(margins,)] = query(database, "SELECT sum(gpu_cost_pico) FROM margins")
+    assert margins == sum(by_hand.values()) + sum(last.values())
+
+
+def test_a_margin_is_what_was_charged_less_what_its_engine_time_cost(
+    database: Database, store: ClickHouseStore
+) -> None:
+    book = PriceBook([PriceRow("tiny", "USD", 0, 10**9, 10**9, 10**9, 10**9)])
+    events = [usage_event(1, endpoint="embeddings"), usage_event(2), usage_event(3, billable=False)]
+    computed = [compute_record(number).model_copy(update={"engine_ms": 50}) for number in (1, 2, 2, 3)]
+    computed[2] = computed[2].model_copy(update={"attempt_id": "att_lost"})
+    moved = [event.model_copy(update={"pool": "default"}) for event in events]
+    store.append_gpu_prices([GpuPrice("default", "USD", 0, HOUR_MS * 4, 1)])
+    batch = batch_of([*moved, *computed], book)
+    at = NOON_MS + 60_000
+    batch = replace(batch, compute=[replace(row, logged_at_ms=at) for row in batch.compute])
+    store.insert(batch, again=False)
+    rows = query(
+        database,
+        "SELECT tenant_id, endpoint, tokens, engine_ms, charged_pico, gpu_cost_pico, margin_pico FROM margins"
+        " ORDER BY tenant_id, endpoint",
+    )
+    # Four attempts at once share fifty milliseconds of 4 pico each.
+    idle_ms = HOUR_MS - 50
+    assert rows == [
+        ("", "", 0, idle_ms, 0, 4 * idle_ms, -4 * idle_ms),
+        ("acme", "chat.completions", 92, 150, 46 * 10**9, 150, 46 * 10**9 - 150),
+        ("acme", "embeddings", 46, 50, 46 * 10**9, 50, 46 * 10**9 - 50),
+    ]
+
+
+def test_what_a_pool_without_a_price_did_costs_nothing_that_is_known(
+    database: Database, store: ClickHouseStore
+) -> None:
+    store.insert(batch_of([compute_record(1)], PriceBook([])), again=False)
+    assert query(database, "SELECT DISTINCT kind, currency, cost_pico FROM gpu_costs ORDER BY kind") == [
+        ("idle", "", 0), ("work", "", 0),
+    ]  # fmt: skip
