@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Literal, NamedTuple
 
+from schemas.billing_rules import BILLING_RULE_VERSION
 from schemas.money import PICO_PER_UNIT
-from schemas.usage import BILLING_RULE_VERSION, UsageEvent
+from schemas.usage import UsageEvent
 from streams.directory import Model, Price
 
 PICO_PER_TOKEN_OF_PRICE = PICO_PER_UNIT // 1_000_000

@@ -3,7 +3,7 @@
 from typing import Any
 
 from billing_jobs.rows import INSERT_SETTINGS, USAGE_COLUMNS
-from schemas.usage import BILLING_RULE_VERSION
+from schemas.billing_rules import BILLING_RULE_VERSION
 
 _PRICED_NOW = """
     FROM (

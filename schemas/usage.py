@@ -5,9 +5,8 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter
 
 from schemas.base import Identifier, Milliseconds, ScopedRecord, TokenCount
+from schemas.billing_rules import BILLING_RULE_VERSION
 from schemas.endings import EndingCode
-
-BILLING_RULE_VERSION = 1
 
 
 class UsageEvent(ScopedRecord):

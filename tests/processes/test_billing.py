@@ -167,7 +167,8 @@ def test_a_restart_with_another_price_charges_as_before_until_the_change_is_appl
         put(kafka_settings, topic, range(5, 10))
         until(lambda: billing.counts() == expected(10), "it is charged as before", every_s=0.1)
         assert "sluice_billing_prices_not_applied 1.0" in billing.metrics()
-        asked = {"prices": [{"model": "tiny", "price": {"output": "0.80"}}]}
+        terms = {"uncached_input": "0.10", "cached_input": "0.02", "output": "0.80", "reasoning": "0.40"}
+        asked = {"prices": [{"model": "tiny", "price": {"currency": "USD", **terms}}]}
         url = f"http://127.0.0.1:{billing.port}/internal/prices"
         [change] = billing.http.post(f"{url}/plan", json=asked).json()["changes"]
         assert (change["before"]["per_million_tokens"]["output"], change["after"]["per_million_tokens"]["output"]) == (

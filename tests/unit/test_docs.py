@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
+from schemas.billing_rules import BILLING_RULE_VERSION, BILLING_RULES, BillingRule
 from schemas.endings import ENDINGS, EndingCode
-from schemas.usage import BILLING_RULE_VERSION
 from streams.dialects.openai_parameters import HINTS
 from streams.gateway.closing import CLOSINGS
 from streams.settings import Settings
@@ -44,7 +44,16 @@ def test_analysts_are_told_which_endings_are_charged() -> None:
         for code, rule in ENDINGS.items()
     ]
     assert {code for code, _, _ in told} == {code.value for code in EndingCode}
-    assert f"version {BILLING_RULE_VERSION} alone" in section
+    rules = ANALYSTS.split("### The rules of billing")[1].split("###")[0]
+    told_rules = re.findall(r"^\| (.+?) \| (.+) \| (\d+) \| `(.+)` \|$", rules, re.MULTILINE)
+    assert told_rules == [(rule.name, rule.billed, str(rule.since), rule.proof) for rule in BILLING_RULES]
+    assert f"They are at version {BILLING_RULE_VERSION}." in rules
+
+
+@pytest.mark.parametrize("rule", BILLING_RULES, ids=lambda rule: rule.name)
+def test_a_rule_of_billing_is_proved_by_a_test_that_exists(rule: BillingRule) -> None:
+    path, name = rule.proof.split("::")
+    assert re.search(rf"^(async )?def {name}\(", (ROOT / path).read_text(), re.MULTILINE)
 
 
 def test_frontends_are_told_why_a_socket_closes_and_why_a_response_is_given_up() -> None:

@@ -81,7 +81,7 @@ def test_whatever_is_changed_what_was_accepted_keeps_its_price(
         now += later
         begins = now + PRICES_SETTLE_MS + ahead
         scope = PriceScope(model, tenant, lane=lane)
-        row = PriceRow(model, "USD", 0, *4 * [price], *scope[1:]) if price else withdrawal(scope, 0)
+        row = PriceRow(model, "USD", 0, price, price, price, price, *scope[1:]) if price else withdrawal(scope, 0)
         try:
             planned = plan([row], known, 0, begins, now, None if until is None else begins + until)
         except PriceRefused:

@@ -18,6 +18,7 @@ from billing_jobs.sink import (
     measure,
 )
 from billing_jobs.store import StoredPosition
+from schemas.base import Scope
 from streams.log.memory import Crashed, Fault, FaultKind, MemoryConsumer
 from streams.log.port import LogError, TopicPartition
 from tests.unit.billing_jobs.events import compute_record, delivered_count, usage_event
@@ -322,6 +323,26 @@ def test_a_clock_that_is_set_back_holds_up_neither_what_is_tried_again_nor_progr
     world.steps(member, each_ms=MAX_BACKOFF_MS)
     assert world.stored_offsets() == [0, 1, 2]
     assert member.sink.progress.lag_records == 0
+
+
+def test_what_was_charged_is_told_by_model_and_of_the_tenants_that_pay_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("billing_jobs.charged.MAX_NAMED", 3)
+    monkeypatch.setattr("billing_jobs.charged.MAX_TOLD", 2)
+    world = World(batch_rows=50)
+    for number in range(12):  # Of t3 to t5 nobody is told: there are three already.
+        world.append(usage_event(number, scope=Scope(tenant_id=f"t{number % 6}")).encode())
+    world.append(usage_event(20, scope=Scope(tenant_id="t2"), billable=False).encode())
+    world.append(usage_event(21, scope=Scope(tenant_id="t2")).encode())
+    member = world.member()
+    world.steps(member)
+    unit = COST_PICO / 10**12
+    named = {"model": "tiny", "endpoint": "chat.completions", "currency": "USD"}
+    assert member.metric("sluice_billing_charged_total", **named) == pytest.approx(13 * unit)
+    told = {
+        tenant: member.metric("sluice_billing_charged_tenant_total", tenant=tenant, currency="USD")
+        for tenant in ("t0", "t1", "t2", "t3", "")
+    }
+    assert told == {"t0": pytest.approx(2 * unit), "t1": 0, "t2": pytest.approx(3 * unit), "t3": 0, "": 0}
 
 
 def test_usage_without_a_price_is_counted_and_stored_as_suspense() -> None:

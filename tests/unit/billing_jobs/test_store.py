@@ -26,7 +26,8 @@ from billing_jobs.store import (
     StoreError,
 )
 from schemas.base import Scope
-from schemas.usage import BILLING_RULE_VERSION, UsageEvent
+from schemas.billing_rules import BILLING_RULE_VERSION
+from schemas.usage import UsageEvent
 from streams.directory import Model
 from streams.log.port import LogRecord
 from tests.servers import proxy_of_the_environment

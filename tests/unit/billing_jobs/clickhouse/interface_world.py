@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
@@ -12,6 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from billing_jobs.__main__ import Server
 from billing_jobs.clickhouse.wiring import interface
+from billing_jobs.gpu_costs import GpuPrice
 from billing_jobs.invoices.desk import CloseAsked, EntryAsked, InvoiceDesk
 from billing_jobs.invoices.tables import InvoiceTables
 from billing_jobs.metrics import BillingMetrics
@@ -53,11 +55,13 @@ class World:
         self.stored = 0
         for tenant, rows in ROWS.items():
             self.add(tenant, rows)
+        of_all = price_row(MODEL, 0)
+        self.store.append_prices([of_all, *(replace(of_all, valid_from_ms=2**42, tenant_id=name) for name in ROWS)])
+        self.store.append_gpu_prices([GpuPrice("default", "USD", 0, 2 * 10**12, 1)])
         self._invoice()
 
     def _invoice(self) -> None:
         """Each tenant's month is closed, with a credit of its own."""
-        self.store.append_prices([price_row(MODEL, 0)])
         desk = InvoiceDesk(InvoiceTables(self._connection, "local.usage"), now_ms, now_ms)
         for tenant in ROWS:
             credit = {"kind": "credit", "amount": "1", "currency": "USD", "reason": f"for {tenant}", "actor": "kim"}

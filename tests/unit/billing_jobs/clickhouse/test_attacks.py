@@ -71,6 +71,13 @@ SELECT * FROM `tables`.`usage_events`
 SELECT * FROM usage_events
 SELECT * FROM tables.compute_records
 SELECT * FROM compute_records
+SELECT * FROM gpu_costs
+SELECT * FROM gpu_prices
+SELECT * FROM tables.gpu_prices
+SELECT * FROM margins
+SELECT * FROM price_timeline
+SELECT * FROM tables.prices
+SELECT reason FROM price_intervals
 SELECT 1 IN tables.usage_events
 SELECT 1 IN {h:Identifier}
 SELECT usage_id GLOBAL NOT IN {h:Identifier} FROM usage
@@ -210,6 +217,8 @@ SELECT JSONExtractString(document, 'tenant_id') FROM invoices
 SELECT tenant_id FROM invoice_lines
 SELECT tenant_id FROM invoiced_usage
 SELECT tenant_id FROM ledger
+SELECT tenant_id FROM prices WHERE tenant_id != ''
+SELECT tenant_id FROM price_intervals WHERE specificity > 0
 SELECT max(tenant_id) FROM usage
 SELECT tenant_id FROM usage WHERE tenant_id IN {s:Array(String)}
 SELECT tenant_id FROM usage WHERE tenant_id NOT IN {h:String}
@@ -237,6 +246,13 @@ def test_it_is_refused(acme: Analyst, statement: str) -> None:
 @pytest.mark.parametrize("statement", SEES_ITS_OWN_ALONE)
 def test_it_shows_what_is_its_own(acme: Analyst, statement: str) -> None:
     assert {row[0] for row in acme.rows(statement, **NAMED)} <= {"acme"}
+
+
+def test_of_prices_it_sees_those_for_all_and_its_own(acme: Analyst, operator: Analyst) -> None:
+    for view in ("prices", "price_intervals"):
+        statement = f"SELECT tenant_id FROM {view} ORDER BY tenant_id"
+        assert acme.rows(statement) == [[""], ["acme"]]
+        assert operator.rows(statement) == [[""], ["acme"], ["globex"]]
 
 
 def test_no_file_came_of_it() -> None:
@@ -368,6 +384,8 @@ def ungated(world: World) -> Iterator[ReadingProcess]:
         "SELECT DISTINCT tenant_id FROM usage SETTINGS additional_table_filters = {'x': '1'}",
         "SELECT DISTINCT tenant_id FROM usage SETTINGS log_comment = 'globex'",
         "SELECT * FROM tables.compute_records",
+        "SELECT * FROM tables.gpu_prices",
+        "SELECT DISTINCT tenant_id FROM tables.prices WHERE tenant_id != ''",
         "SELECT * FROM system.parts",
         "SELECT * FROM url('http://127.0.0.1:1/', 'LineAsString')",
         "SELECT * FROM file('/etc/passwd', 'LineAsString')",
