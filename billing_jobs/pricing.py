@@ -12,6 +12,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 from schemas.billing_rules import BILLING_RULE_VERSION
@@ -24,6 +25,8 @@ MAX_PICO_PER_TOKEN = 2**63 - 1
 PRICES_SETTLE_MS = 60_000
 """A price may be seen so long after it was appended: clocks differ, and appending takes a moment. So none begins
 earlier."""
+MAX_USES_KNOWN = 65_536
+"""Combinations of what was used whose prices are remembered; beyond, all are looked up anew."""
 PRICED_CLASSES = ("uncached_input", "cached_input", "output", "reasoning")
 """Of tokens, in the order in which they are told."""
 
@@ -70,7 +73,7 @@ class PriceScope(NamedTuple):
         return "".join(f"/{name}={value}" for name, value in zip(self._fields[1:], self[1:], strict=True) if value)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PriceRow:
     """A row of `prices`, in pico per token. It holds from `valid_from_ms` until the next row of its scope starts.
 
@@ -94,7 +97,7 @@ class PriceRow:
     def scope(self) -> PriceScope:
         return PriceScope(self.model, self.tenant_id, self.endpoint, self.lane, self.region)
 
-    @property
+    @cached_property
     def price_id(self) -> str:
         """Unique: no dimension has an `@`, so the last one stands behind the model."""
         return f"{self.model}@{self.valid_from_ms}{self.scope.named()}"
@@ -176,36 +179,64 @@ def priced_otherwise(models: Iterable[Model], known: Sequence[PriceRow], now_ms:
 
 
 class PriceBook:
-    """Looks up the price in force. Of two rows of a scope that start together, the one that comes first counts."""
+    """Looks up the price in force. Of two rows of a scope that start together, the one that comes first counts.
+
+    Used from one thread: what was looked up once is found by one search in time afterwards.
+    """
 
     def __init__(self, rows: Iterable[PriceRow]) -> None:
         by_start: dict[tuple[PriceScope, int], PriceRow] = {}
         for row in rows:
             by_start.setdefault((row.scope, row.valid_from_ms), row)
-        self._rows: dict[PriceScope, list[PriceRow]] = {}
-        for (scope, _), row in sorted(by_start.items(), key=lambda each: each[0]):
-            self._rows.setdefault(scope, []).append(row)
-        self._starts = {scope: [row.valid_from_ms for row in of_scope] for scope, of_scope in self._rows.items()}
+        self._of_scopes: dict[PriceScope, _Timeline] = {}
         kinds: dict[str, set[int]] = {}
-        for scope in self._rows:
+        for (scope, start_ms), row in sorted(by_start.items(), key=lambda each: each[0]):
+            starts, of_scope = self._of_scopes.setdefault(scope, ([], []))
+            starts.append(start_ms)
+            of_scope.append(row)
             kinds.setdefault(scope.model, set()).add(scope.specificity)
         self._most_specific_first = {model: sorted(found, reverse=True) for model, found in kinds.items()}
+        self._of_uses: dict[PriceScope, _Timeline] = {}
 
     def at(self, used: PriceScope, accepted_at_ms: int) -> PriceRow | None:
         """The price of what was used by a request accepted then; None when there is none."""
-        is_named = used.specificity
-        for specificity in self._most_specific_first.get(used.model, ()):
-            if specificity & ~is_named:
-                continue
-            row = self.of(used.within(specificity), accepted_at_ms)
-            if row is not None and not row.withdrawn:
-                return row
-        return None
+        timeline = self._of_uses.get(used)
+        if timeline is None:
+            if len(self._of_uses) >= MAX_USES_KNOWN:
+                self._of_uses.clear()
+            timeline = self._of_uses[used] = self._timeline(used)
+        return _found(timeline, accepted_at_ms)
 
     def of(self, scope: PriceScope, at_ms: int) -> PriceRow | None:
         """What `scope` itself has then, also where that is withdrawn; None before its first row."""
-        index = bisect_right(self._starts.get(scope, ()), at_ms)
-        return self._rows[scope][index - 1] if index else None
+        return _found(self._of_scopes.get(scope, _NEVER), at_ms)
+
+    def _timeline(self, used: PriceScope) -> "_Timeline":
+        """Whenever the price of any scope that fits changes, the most specific one that is in force then."""
+        is_named = used.specificity
+        fitting = [
+            self._of_scopes[scope]
+            for specificity in self._most_specific_first.get(used.model, ())
+            if not specificity & ~is_named and (scope := used.within(specificity)) in self._of_scopes
+        ]
+        starts = sorted({start_ms for of_scope, _ in fitting for start_ms in of_scope})
+        return starts, [_first_in_force(fitting, at_ms) for at_ms in starts]
+
+
+_Timeline = tuple[list[int], list[PriceRow | None]]
+"""From each of these moments on, until the next one, this."""
+_NEVER: _Timeline = ([], [])
+
+
+def _found(timeline: _Timeline, at_ms: int) -> PriceRow | None:
+    starts, rows = timeline
+    index = bisect_right(starts, at_ms)
+    return rows[index - 1] if index else None
+
+
+def _first_in_force(timelines: Iterable[_Timeline], at_ms: int) -> PriceRow | None:
+    found = (_found(timeline, at_ms) for timeline in timelines)
+    return next((row for row in found if row is not None and not row.withdrawn), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import uuid
 from collections import defaultdict
 from decimal import Decimal
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -234,13 +235,22 @@ def test_a_question_in_sql_is_answered_and_a_wrong_one_explained(stack: Stack) -
     assert "Traceback" not in refused.stderr
 
 
-def test_prices_are_listed_and_a_plan_says_that_nothing_would_change(stack: Stack) -> None:
+def test_prices_are_listed_and_a_plan_says_what_would_change(stack: Stack, tmp_path: Path) -> None:
     known = shown(stack, "prices", "list")
     [price] = (price for price in known["prices"] if price["model"] == "sluice-tiny")
     assert (price["valid_from_ms"], price["per_million_tokens"]["output"]) == (0, "0.4")
     assert shown(stack, "prices", "plan")["changes"] == []
     done = sluice(stack, "prices", "apply", "--reason", "none", "--yes")
     assert (done.returncode, done.stderr) == (0, "the prices of the settings are in force\n")
+    contracts = tmp_path / "contracts.toml"
+    terms = 'price = { currency = "USD", uncached_input = 0.1, cached_input = 0.02, output = 0.2, reasoning = 0.2 }'
+    contracts.write_text(f'[[prices]]\nmodel = "sluice-tiny"\ntenant_id = "demo"\nlane = "batch"\n{terms}\n')
+    [change] = shown(stack, "prices", "plan", "--file", str(contracts))["changes"]
+    assert (change["before"]["price_id"], change["after"]["tenant_id"]) == ("sluice-tiny@0", "demo")
+    contracts.write_text(contracts.read_text().replace("0.02", "0.0000001"))
+    refused = sluice(stack, "prices", "plan", "--file", str(contracts))
+    assert refused.returncode == 1
+    assert "models.sluice-tiny/tenant_id=demo/lane=batch.price.cached_input: " in refused.stderr
 
 
 def test_a_running_month_is_drafted_to_the_last_pico_and_not_closed(stack: Stack) -> None:

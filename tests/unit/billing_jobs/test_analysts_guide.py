@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from billing_jobs.gpu_costs import GpuPrice
 from billing_jobs.pricing import price_row
 from billing_jobs.queries import Reader, SqlResult, read_settings
 from billing_jobs.store import ClickHouseStore, Database
@@ -34,6 +35,7 @@ def filled(database: Database) -> Database:
     records = [*events, *(compute_record(n) for n in (1, 2, 3, 4)), delivered_count(1)]
     with closing(ClickHouseStore(database.connection())) as store:
         store.append_prices([price_row(MODEL, 0)])
+        store.append_gpu_prices([GpuPrice("default", "USD", 0, 2 * 10**12, 1)])
         store.insert(batch_of([record.encode() for record in records]), again=False)
     return database
 
@@ -57,6 +59,10 @@ def test_the_guide_shows_what_the_tables_hold(filled: Database) -> None:
     assert audited["stages"] == sorted(audited["stages"])
     [cohorts] = (rows for query, rows in answers.items() if "months_later" in query)
     assert [row[1:] for row in cohorts] == [["0", "1"]], "one end user, seen in one month"
+    [idle] = (rows for query, rows in answers.items() if "AS idle" in query)
+    # Four attempts were logged within a few milliseconds of noon, so two hours of one worker are touched.
+    assert [row[:5] for row in idle] == [["default", "2025-11-21", "USD", "2", "4"]]
+    assert 3.99 < float(idle[0][5]) < 4
     [gaps] = (rows for query, rows in answers.items() if "missing_from" in query)
     assert gaps == []
 
