@@ -10,7 +10,7 @@ from rich.console import Console
 
 from billing_jobs.invoices.amounts import Month
 from billing_jobs.invoices.core import Closing, Counted, StoredBefore, content_sha256, invoices_of
-from billing_jobs.pricing import PRICED_CLASSES, row_of
+from billing_jobs.pricing import PRICED_CLASSES, PriceScope, row_of
 from deploy.cli.invoices import print_invoices
 from streams.directory import Price
 
@@ -35,7 +35,7 @@ def test_each_amount_is_tokens_times_price_and_their_sum_is_the_bill() -> None:
 def test_the_program_makes_that_bill_of_these_tokens_at_the_prices_of_the_settings() -> None:
     settings = tomllib.loads((ROOT / "deploy" / "local" / "local.toml").read_text())
     [model] = (each for each in settings["models"] if each["name"] == "sluice-tiny")
-    row = row_of("sluice-tiny", Price.model_validate(model["price"]), 0)
+    row = row_of(PriceScope("sluice-tiny"), Price.model_validate(model["price"]), 0)
     unit = {name: int(getattr(row, f"{name}_pico")) for name in PRICED_CLASSES}
     tokens = [0, 0, 0, 0]
     for _, name, _, quantity, *_ in LINES:
