@@ -95,6 +95,12 @@ COSTS = Dashboard(
             "table",
         ),
         Panel(
+            "Invoices",
+            "SELECT month, tenant_id, number, currency, usage, adjustments, total, closed_at FROM invoices"
+            " WHERE $__timeFilter_ms(closed_at) ORDER BY month DESC, tenant_id, number DESC LIMIT 50",
+            "table", description="That were made in the time shown.",
+        ),
+        Panel(
             "Prices in force",
             "SELECT model, currency, valid_from, uncached_input_pico / 1e6 AS input, cached_input_pico / 1e6 AS cached,"
             " output_pico / 1e6 AS output, reasoning_pico / 1e6 AS reasoning FROM price_intervals"
