@@ -182,6 +182,13 @@ OPERATIONS = Dashboard(
             unit="ms", stacked=True,
         ),
         Panel(
+            "Margin of the last 30 days",
+            "SELECT pool, model, currency, sum(tokens) AS tokens, sum(charged_pico) / 1e12 AS charged,"
+            " sum(gpu_cost_pico) / 1e12 AS gpu_cost, sum(margin_pico) / 1e12 AS margin FROM margins"
+            " WHERE day >= today() - 30 GROUP BY pool, model, currency ORDER BY margin",
+            "table", description="Idle hours of GPUs are of no model.",
+        ),
+        Panel(
             "How late usage is stored",
             "SELECT $__timeInterval(inserted_at) AS time,"
             " quantileExact(0.5)(dateDiff('millisecond', last_logged_at, inserted_at)) AS p50,"
