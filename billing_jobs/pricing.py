@@ -2,7 +2,7 @@
 
 The unit is the pico-currency (10⁻¹² of a dollar or a euro). A price per million tokens with at most six decimals is a
 whole number of pico per token, so a line's cost is a sum of integer products and nothing is rounded; a price that is
-not whole is refused. Rounding to cents happens once per invoice line, where an invoice is written.
+not whole is refused. Money is rounded once, where an invoice's total is (`invoices/amounts.py`).
 
 A price is of a model, for all that use it or for some (`PriceScope`). Of those in force when a request was accepted the
 most specific one is charged, whole: one line has one price, which names all classes of tokens.
