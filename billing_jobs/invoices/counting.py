@@ -50,15 +50,13 @@ def _differing(by: str) -> str:
 DIFFERS = f"SELECT count() FROM ({_differing('model, currency, price_id')})"
 """Of a closed month, how many sums differ from what was counted: quick, and 0 where there is nothing to look for."""
 
-_DIFFERENCE = f"""
+DIFFERENCE = f"""
     SELECT *, multiIf(sum(there) OVER event = 0, 'missing', sum(counted) OVER event > 0, 're-rated', 'late') AS kind
     FROM ({_differing("usage_id, model, currency, price_id")})
     WINDOW event AS (PARTITION BY usage_id)
 """
-TO_ADD = f"SELECT * FROM ({_DIFFERENCE}) WHERE kind != 'missing'"
+TO_ADD = f"SELECT * FROM ({DIFFERENCE}) WHERE kind != 'missing'"
 """Of a closed month, what was not counted yet, or otherwise."""
-MISSING = f"SELECT uniqExact(usage_id) FROM ({_DIFFERENCE}) WHERE kind = 'missing'"
-"""How many events of a closed month were counted and are gone."""
 
 
 def total_of(statement: str) -> str:

@@ -16,9 +16,9 @@ from billing_jobs.invoices.amounts import Month
 from billing_jobs.invoices.core import Closing, Counted, Entry, StoredBefore, UnitPrices
 from billing_jobs.invoices.counting import (
     COUNT_SETTINGS,
+    DIFFERENCE,
     DIFFERS,
     FIRST_COUNT,
-    MISSING,
     TO_ADD,
     WRITTEN_DOWN,
     count_with,
@@ -176,8 +176,9 @@ class InvoiceTables:
 
     def difference(self, tenant_id: str, month: Month) -> Difference:
         """Of a closed month."""
-        to_add = self._totals(TO_ADD, tenant_id, month)
-        return Difference(to_add, int(self._rows(MISSING, **_place(tenant_id, month))[0][0]))
+        found = self._rows(total_of(DIFFERENCE), **_place(tenant_id, month))
+        missing = -sum(int(events) for kind, _, _, _, events, *_ in found if kind == "missing")
+        return Difference([_counted(month, *row) for row in found if row[0] != "missing"], missing)
 
     def count(self, closing_id: str, tenant_id: str, month: Month, closed_months: Sequence[Month]) -> list[Counted]:
         """Writes down which events a closing counts, and gives their sums: of the month all, of those that are closed
