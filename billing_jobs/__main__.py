@@ -16,7 +16,8 @@ from billing_jobs.gpu_costs import first_gpu_prices, gpu_prices
 from billing_jobs.invoices.routes import add_invoice_routes, invoice_desk
 from billing_jobs.invoices.tables import InvoiceTables
 from billing_jobs.metrics import BillingMetrics
-from billing_jobs.pricing import PriceInexact, first_prices, price_row, priced_otherwise
+from billing_jobs.price_topic import PriceTeller
+from billing_jobs.pricing import PriceInexact, PriceRow, first_prices, price_row, priced_otherwise
 from billing_jobs.queries import Reader, read_settings
 from billing_jobs.server import Sql, create_app, price_desk, sql_reader, usage_readers
 from billing_jobs.server_config import ServerConfig
@@ -73,14 +74,19 @@ def append_first_prices(store: ClickHouseStore, settings: Settings, metrics: Bil
         _log.warning("prices_not_applied", models=otherwise, apply_with="sluice prices plan, then apply")
 
 
-def make_sink(settings: Settings, store: ClickHouseStore, metrics: BillingMetrics) -> Sink:
+def make_sink(settings: Settings, store: ClickHouseStore, metrics: BillingMetrics, teller: PriceTeller) -> Sink:
+    def load_prices() -> list[PriceRow]:
+        prices = store.prices()
+        teller.tell(prices)
+        return prices
+
     return Sink(
         consumer=KafkaConsumer(
             settings.kafka, f"{settings.region}.{GROUP}", "billing", fetch_min_bytes=UNHURRIED_FETCH_BYTES
         ),
         producer=KafkaProducer(settings.kafka, "billing"),
         store=store,
-        load_prices=store.prices,
+        load_prices=load_prices,
         reprice=store.reprice,
         log_id=lambda: log_id(settings.kafka, settings.topics.usage.name),
         usage_topic=settings.topics.usage.name,
@@ -185,7 +191,9 @@ def _run(settings: Settings) -> int:
         store = stack.enter_context(closing(ClickHouseStore(database.connection())))
         metrics = BillingMetrics()
         append_first_prices(store, settings, metrics)
-        sink = make_sink(settings, store, metrics)
+        teller = PriceTeller(KafkaProducer(settings.kafka, "billing-prices"), settings.topics.prices.name)
+        teller.tell(store.prices())
+        sink = make_sink(settings, store, metrics, teller)
         limits = read_settings(settings.billing.max_query_rows, settings.billing.query_timeout_s)
 
         def reader() -> Reader:
@@ -201,7 +209,11 @@ def _run(settings: Settings) -> int:
             sql, analysts = stack.enter_context(within)
             configs.append(analysts)
         desk = stack.enter_context(
-            closing(price_desk(lambda: ClickHouseStore(database.connection()), settings.billing.query_timeout_s))
+            closing(
+                price_desk(
+                    lambda: ClickHouseStore(database.connection()), settings.billing.query_timeout_s, teller.tell
+                )
+            )
         )
         app = create_app(
             keyring=settings.keyring(Purpose.BILLING),

@@ -93,8 +93,12 @@ class PricesApplied(PricesAsked):
 class PriceDesk:
     """Plans and applies. Two changes at once are told apart by the version: the later one is refused."""
 
-    def __init__(self, store: ClickHouseStore, clock_ms: Callable[[], int]) -> None:
+    def __init__(
+        self, store: ClickHouseStore, clock_ms: Callable[[], int], tell: Callable[[list[PriceRow]], object]
+    ) -> None:
+        """`tell` is given all prices once some were appended."""
         self._store = store
+        self._tell = tell
         self._clock_ms = clock_ms
 
     def close(self) -> None:
@@ -148,6 +152,7 @@ class PriceDesk:
             self._store.append_gpu_prices([each.after for each in of_gpus], version, asked.actor, asked.reason)
         if planned.changes:
             self._store.append_prices(planned.rows, version, asked.actor, asked.reason)
+            self._tell(self._store.prices())
         return {
             "version": version,
             "applied": [_told(row) for row in planned.rows],

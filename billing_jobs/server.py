@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from billing_jobs.clickhouse.errors import ClickHouseFailed, Refused
 from billing_jobs.price_changes import PriceRefused
 from billing_jobs.price_desk import PriceDesk, PricesApplied, PricesAsked
-from billing_jobs.pricing import PriceInexact
+from billing_jobs.pricing import PriceInexact, PriceRow
 from billing_jobs.queries import Reader, SqlResult
 from billing_jobs.readers import RETRY_AFTER_S, R, ReaderBusy, ReaderPool
 from billing_jobs.shared_answers import SharedAnswers
@@ -205,9 +205,13 @@ def sql_reader(open_reader: Callable[[], Reader], query_timeout_s: float) -> Rea
     return _pool(open_reader, "sql-reader", query_timeout_s, threads=1, max_of_tenant=_WAITING)
 
 
-def price_desk(open_store: Callable[[], ClickHouseStore], query_timeout_s: float) -> ReaderPool[PriceDesk]:
+def price_desk(
+    open_store: Callable[[], ClickHouseStore], query_timeout_s: float, tell: Callable[[list[PriceRow]], object]
+) -> ReaderPool[PriceDesk]:
     """One change at a time."""
-    return _pool(lambda: PriceDesk(open_store(), now_ms), "prices", query_timeout_s, threads=1, max_of_tenant=_WAITING)
+    return _pool(
+        lambda: PriceDesk(open_store(), now_ms, tell), "prices", query_timeout_s, threads=1, max_of_tenant=_WAITING
+    )
 
 
 def _pool(

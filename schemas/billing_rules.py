@@ -48,6 +48,10 @@ BILLING_RULES: tuple[BillingRule, ...] = (
         (EndingCode.DEADLINE_EXCEEDED,),
     ),
     BillingRule(
+        "budget exhausted", "the prompt and the output that was accepted before the end", _PROVED_TOGETHER,
+        (EndingCode.BUDGET_EXHAUSTED,),
+    ),
+    BillingRule(
         "not begun", "nothing, however it ends: no worker took it",
         f"{_POST_SAFETY}/test_outcome.py::test_the_prompt_is_billed_once_a_worker_took_it",
     ),

@@ -5,14 +5,26 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter
 
 from schemas.base import Identifier, Milliseconds, ScopedRecord
+from schemas.endings import EndingCode
+
+CANCEL_CODES = (EndingCode.CANCELLED, EndingCode.BUDGET_EXHAUSTED)
+"""How a response may end that is cancelled. Of two the former counts."""
 
 
 class Cancel(ScopedRecord):
-    """Someone who may wants the response ended. The worker that runs it ends it; post-safety does if none runs it."""
+    """Someone who may wants the response ended. The worker that runs it ends it; post-safety does if none runs it.
+
+    `budget`: what it may still cost fits no budget any more.
+    """
 
     type: Literal["cancel"] = "cancel"
-    reason: Literal["client", "disconnect"]
+    reason: Literal["client", "disconnect", "budget"]
     requested_at_ms: Milliseconds
+
+    @property
+    def code(self) -> EndingCode:
+        """How the response ends for it."""
+        return EndingCode.BUDGET_EXHAUSTED if self.reason == "budget" else EndingCode.CANCELLED
 
 
 class Halt(ScopedRecord):

@@ -32,6 +32,7 @@ class EndingCode(StrEnum):
     RATE_LIMITED_REQUESTS = "rate_limited_requests"
     RATE_LIMITED_TOKENS = "rate_limited_tokens"
     RATE_LIMITED_CONCURRENCY = "rate_limited_concurrency"
+    BUDGET_EXHAUSTED = "budget_exhausted"
     OVERLOADED = "overloaded"
     UNAVAILABLE = "unavailable"
     INVALID_SIGNATURE = "invalid_signature"
@@ -101,6 +102,9 @@ ENDINGS: dict[EndingCode, EndingRule] = {
     EndingCode.RATE_LIMITED_TOKENS: EndingRule(429, _LIMIT, "Too many tokens.", True, False, "error"),
     EndingCode.RATE_LIMITED_CONCURRENCY: EndingRule(
         429, _LIMIT, "Too many responses at once.", True, False, "error"
+    ),
+    EndingCode.BUDGET_EXHAUSTED: EndingRule(
+        429, "insufficient_quota", "The budget of this month is used up.", False, True, "budget"
     ),
     EndingCode.OVERLOADED: EndingRule(503, _SERVER, "The service is at capacity.", True, False, "error"),
     EndingCode.UNAVAILABLE: EndingRule(

@@ -18,8 +18,10 @@ from schemas.dead_letter import DeadLetter
 from schemas.generated import Ending, Fence, Frame, Opened
 from schemas.parked import Parked
 from schemas.policy import OutputPolicy
+from schemas.price import PriceTold
 from schemas.request import AdmittedRequest, Request
 from schemas.responses import Release, Started, Terminal
+from schemas.spent import SpentTotal
 from schemas.usage import ComputeRecord, DeliveredCount, UsageEvent
 from schemas.verdict import Verdict
 from schemas.websocket import CLIENT_MESSAGE, SERVER_MESSAGE
@@ -27,8 +29,8 @@ from schemas.worker import WorkerState
 
 RECORDS: tuple[type[Record], ...] = (
     AdmittedRequest, Alert, AttemptVoid, BatchJob, BatchResult, Cancel, ComputeRecord, DeadLetter, DeliveredCount,
-    Ending, Fence, Frame, Halt, JobCancel, LineCancel, Move, Opened, OutputPolicy, Parked, PoolLevel, Release, Request,
-    Started, Terminal, UsageEvent, Verdict, WorkerState,
+    Ending, Fence, Frame, Halt, JobCancel, LineCancel, Move, Opened, OutputPolicy, Parked, PoolLevel, PriceTold,
+    Release, Request, SpentTotal, Started, Terminal, UsageEvent, Verdict, WorkerState,
 )  # fmt: skip
 """Every record that travels on a topic."""
 

@@ -98,12 +98,15 @@ def process_roles(topics: Topics) -> list[Role]:
             groups=(f"{region}.admission",),
             reads=(
                 topics.requests.name, topics.intake_batch.name, *jobs, *between, topics.moved.name,
-                topics.workers.name, topics.brownout.name, control, generated,
+                topics.workers.name, topics.brownout.name, control, generated, topics.prices.name,
+                # After a loss of the quota store alone, as `generated`.
+                topics.spent.name, usage,
             ),
             writes=(
                 *lanes, *jobs, *between, generated, topics.verdicts.name, topics.policies.name, topics.brownout.name,
                 dead,
             ),
+            watches_groups=(f"{region}.settlement",),
         ),
         Role(
             "worker",
@@ -123,18 +126,17 @@ def process_roles(topics: Topics) -> list[Role]:
         Role(
             "settlement",
             groups=(f"{region}.settlement",),
-            reads=(usage,),
-            writes=(dead,),
+            reads=(usage, topics.prices.name),
+            writes=(topics.spent.name, topics.alerts.name, control, dead),
             watches_groups=pools,
             watches_topics=lanes,
-            reads_alone=False,
         ),
         # Of `generated` it counts tokens again, and keeps no text.
         Role(
             "billing",
             groups=(f"{region}.billing", f"{region}.alerts"),
             reads=(usage, generated, topics.alerts.name),
-            writes=(dead, topics.alerts.name),
+            writes=(dead, topics.alerts.name, topics.prices.name),
             watches_groups=(f"{region}.post-safety",),
         ),
     ]  # fmt: skip

@@ -35,6 +35,42 @@ class Limits(BaseModel):
     max_output_tokens: int = Field(default=4_096, ge=1, le=131_072)
 
 
+class ScopedLimits(BaseModel):
+    """Of one key or one model, within what its tenant may; None: no limit of its own."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    requests_per_minute: int | None = Field(default=None, ge=1, le=10**9)
+    tokens_per_minute: int | None = Field(default=None, ge=1, le=10**12)
+    concurrent_responses: int | None = Field(default=None, ge=1, le=10**6)
+    concurrent_jobs: int | None = Field(default=None, ge=1, le=10**6, description="Of the batch lane.")
+
+    @property
+    def is_any(self) -> bool:
+        return self != _NO_LIMITS
+
+
+_NO_LIMITS = ScopedLimits()
+Currency = Literal["USD", "EUR"]
+MAX_BUDGET = Decimal(4_000_000)
+"""A month. In nano-currency, with what may be held beside it, still exact as a double, as Redis' scripts have them."""
+
+
+class Budget(BaseModel):
+    """What may be spent in a month, by UTC, of what was accepted in it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    amount: Decimal = Field(ge=0, le=MAX_BUDGET, decimal_places=9)
+    currency: Currency = "USD"
+    hard: bool = Field(default=True, description="Whether what might exceed it is refused. Else it only warns.")
+    thresholds: list[Annotated[int, Field(ge=1, le=100)]] = Field(
+        default=[50, 80, 100],
+        max_length=16,
+        description="In percent of it: an alert is written when so much is spent.",
+    )
+
+
 class SafetyPolicy(BaseModel):
     """Deny phrases match normalised text (`agents.safety.phrases`); an allow phrase lifts denials inside it."""
 
@@ -88,6 +124,8 @@ class ApiKey(BaseModel):
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     project_id: str = Field(default="default", max_length=200)
     revoked: bool = False
+    limits: ScopedLimits = ScopedLimits()
+    budget: Budget | None = None
     role: Role = Role.USER
     scopes: list[KeyScope] | None = Field(default=None, min_length=1, description="Fewer than its role has, if given.")
 
@@ -112,6 +150,12 @@ class ProducerKey(BaseModel):
     public_key: str
     project_id: str = "default"
     revoked: bool = False
+    limits: ScopedLimits = ScopedLimits()
+    budget: Budget | None = None
+
+
+ModelName = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[!-~]([ -~]*[!-~])?$")]
+"""Headers say it: printable ASCII."""
 
 
 class Tenant(BaseModel):
@@ -124,6 +168,11 @@ class Tenant(BaseModel):
         description="Where tenants wait for the same workers: its part of their tokens, beside those of the others.",
     )  # fmt: skip
     limits: Limits = Limits()
+    model_limits: dict[ModelName, ScopedLimits] = Field(
+        default_factory=dict, description="By a model's own name: what may be asked of that one."
+    )
+    budget: Budget | None = None
+    project_budgets: dict[Annotated[str, Field(min_length=1, max_length=200)], Budget] = Field(default_factory=dict)
     policy: SafetyPolicy = SafetyPolicy()
     models: list[str] = Field(default_factory=list, description="Models it may use; empty: all.")
     fallback: bool | None = Field(
@@ -137,6 +186,25 @@ class Tenant(BaseModel):
     )
     api_keys: list[ApiKey] = Field(default_factory=list)
     producer_keys: list[ProducerKey] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _budgets_are_in_one_currency(self) -> Self:
+        named = {"budget": self.budget, **{f"project_budgets.{name}": b for name, b in self.project_budgets.items()}}
+        named |= {f"keys.{key.key_id}.budget": key.budget for key in self.keys}
+        found = {budget.currency: field for field, budget in named.items() if budget is not None}
+        if len(found) > 1:
+            fields = " and ".join(f"{field} in {currency}" for currency, field in found.items())
+            raise ValueError(f"budgets of one tenant are in one currency, not {fields}")
+        return self
+
+    @property
+    def keys(self) -> list[ApiKey | ProducerKey]:
+        return [*self.api_keys, *self.producer_keys]
+
+    @property
+    def has_budgets(self) -> bool:
+        """Its own, or of a project or a key."""
+        return bool(self.budget or self.project_budgets) or any(key.budget is not None for key in self.keys)
 
     def api_key(self, key_id: str) -> ApiKey | None:
         """None for unknown and for revoked keys."""
@@ -152,7 +220,7 @@ class Price(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    currency: Literal["USD", "EUR"] = "USD"
+    currency: Currency = "USD"
     uncached_input: Decimal = Field(default=Decimal("0.10"), ge=0)
     cached_input: Decimal = Field(default=Decimal("0.02"), ge=0)
     output: Decimal = Field(default=Decimal("0.40"), ge=0)
@@ -179,10 +247,6 @@ class Embedding(BaseModel):
         if max(self.shorter, default=0) >= self.dimensions:
             raise ValueError("shorter: not below dimensions")
         return self
-
-
-ModelName = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[!-~]([ -~]*[!-~])?$")]
-"""Headers say it: printable ASCII."""
 
 
 class PoolWeights(BaseModel):

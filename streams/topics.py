@@ -15,8 +15,10 @@ from schemas.dead_letter import DeadLetter
 from schemas.generated import GENERATED
 from schemas.parked import Parked
 from schemas.policy import OutputPolicy
+from schemas.price import PriceTold
 from schemas.request import LANES, AdmittedRequest, Lane, Request
 from schemas.responses import RESPONSES
+from schemas.spent import SpentTotal
 from schemas.usage import USAGE
 from schemas.verdict import Verdict
 from schemas.worker import WorkerState
@@ -157,6 +159,17 @@ class Topics:
                 "min.cleanable.dirty.ratio": "0.1",
             },
         )  # fmt: skip
+        # What is charged, as billing's table has it: whoever decides by a price reads all of them first.
+        self.prices = Topic(name("prices"), "price id", PriceTold, 1, None)
+        # What is spent of each month, for a quota store that has lost its memory. Cleaned early, as `parked`: all of it
+        # is read then. Nobody asks for a month that ended so long ago.
+        self.spent = Topic(
+            name("spent"), "tenant, month, currency and partition of usage", SpentTotal, 1, 62 * DAY_MS,
+            extra={
+                "cleanup.policy": "compact,delete", "segment.bytes": str(2**24), "segment.ms": str(HOUR_MS // 6),
+                "min.cleanable.dirty.ratio": "0.1",
+            },
+        )  # fmt: skip
         # What operators and tenants should know; billing takes it to who asked to be told.
         self.alerts = Topic(name("alerts"), "alert id", Alert, 1, 30 * DAY_MS, extra=_APPEND_TIME)
         self.dead_letters = Topic(name("dead-letters"), "origin", DeadLetter, 1, 30 * DAY_MS)
@@ -195,7 +208,8 @@ class Topics:
         return [
             self.requests, self.intake_batch, self.batch_results, self.validated, self.reserved, self.screened,
             self.aside, self.later, self.moved, self.generated, self.responses, self.usage, self.control, self.workers,
-            self.brownout, self.verdicts, self.policies, self.parked, self.alerts, self.dead_letters,
+            self.brownout, self.verdicts, self.policies, self.parked, self.prices, self.spent, self.alerts,
+            self.dead_letters,
             *(self.jobs(pool) for pool in self.pools),
             *(self.lane(pool, lane) for pool in self.pools for lane in LANES),
             *(self.results(tenant) for tenant in sorted(tenants)),

@@ -12,20 +12,23 @@ import uvloop
 
 from agents.admission.app import AdmissionApp
 from agents.admission.brownout import Brownouts, Decider
+from agents.admission.budgets import PricesUnread, beside_of_opened
 from agents.admission.cancels import Cancels
 from agents.admission.long_prompts import LongPrompts
 from agents.admission.pipeline import Pipeline, places_among
 from agents.admission.publisher import Publisher, PublishFailed
-from agents.admission.recovery import Recovery, RecoveryFailed
+from agents.admission.recovery import WINDOW_MS, Recovery, RecoveryFailed
 from agents.admission.refusals import Buried
 from agents.admission.routing import QueueBound, WorkersView
 from agents.admission.services import Services
 from agents.admission.sources import SourceReader
+from agents.admission.spent_recovery import SpentReading
 from agents.admission.watchdog import Excuses, Watchdog
 from agents.admission.workers_reader import WorkersReader
 from agents.quota.port import QuotaStore, QuotaUnavailable
 from agents.quota.store import RedisQuota
 from agents.safety.prompt_policies import PromptPolicies
+from schemas.spent import SpentTotal
 from streams.chat_tokenizer import tokenizer_of
 from streams.clocks import now_ms
 from streams.directory import ModelCatalog, TenantDirectory
@@ -35,6 +38,7 @@ from streams.health import HealthServer
 from streams.keyring import Keyring, Purpose
 from streams.log.kafka import QUIET_FETCH_WAIT_MS, KafkaConsumer
 from streams.log.port import LogConsumer, TopicPartition
+from streams.price_list import PriceList
 from streams.redis_client import connect_quota
 from streams.settings import Settings
 from streams.toml_directory import SettingsCatalog, TomlTenantDirectory
@@ -81,12 +85,13 @@ def run(settings: Settings) -> int:
         return KafkaConsumer(settings.kafka, None, "admission-reader", fetch_wait_ms=QUIET_FETCH_WAIT_MS)
 
     sources = SourceReader(independent_reader)
-    recovery = _recovery(settings, quota, directory, excuses, independent_reader)
+    prices = PriceList()
+    recovery = _recovery(settings, quota, directory, catalog, prices, excuses, independent_reader)
 
     def wire(publisher: Publisher) -> Pipeline:
         services = _services(
             settings, request_secrets, pseudonym_secret, directory, catalog, quota, workers, levels, cancels,
-            excuses, sources,
+            excuses, sources, prices,
         )  # fmt: skip
         return Pipeline(
             services, publisher, recovery.run, settings.admission.max_attempts,
@@ -103,6 +108,7 @@ def run(settings: Settings) -> int:
         levels,
         cancels,
         lambda error: end_process("workers cannot be read", error),
+        prices,
     )
 
     _set_timers(admission, quota, recovery, reader)
@@ -129,13 +135,25 @@ def run(settings: Settings) -> int:
 
 
 def _recovery(
-    settings: Settings, quota: RedisQuota, directory: TenantDirectory, excuses: Excuses,
-    new_reader: Callable[[], LogConsumer],
+    settings: Settings, quota: RedisQuota, directory: TenantDirectory, catalog: ModelCatalog, prices: PriceList,
+    excuses: Excuses, new_reader: Callable[[], LogConsumer],
 ) -> Recovery:  # fmt: skip
     """While it gets on, nothing else is expected to."""
+
+    def settlements() -> LogConsumer:
+        return KafkaConsumer(settings.kafka, f"{settings.region}.settlement", "admission-looks-at-settlement")
+
+    spent = SpentReading(settings.topics, prices, new_reader, settlements, WINDOW_MS, now_ms)
+
+    def read_spent(patience_s: float) -> list[SpentTotal]:
+        if not prices.are_read:
+            raise PricesUnread("prices are not read yet")
+        return spent.read(patience_s)
+
     return Recovery(
         quota, directory, new_reader, settings.topics.generated.name, RECOVERY_PATIENCE_S, now_ms,
         on_progress=lambda: excuses.hold("", 2 * RECOVERY_PATIENCE_S), on_end=lambda: excuses.end(""),
+        beside_of=lambda opened: beside_of_opened(opened, directory, catalog, prices), read_spent=read_spent,
     )  # fmt: skip
 
 
@@ -155,7 +173,7 @@ def _watchdog(
 def _services(
     settings: Settings, request_secrets: Keyring, pseudonym_secret: bytes, directory: TenantDirectory,
     catalog: ModelCatalog, quota: QuotaStore, workers: WorkersView, levels: Brownouts, cancels: Cancels,
-    excuses: Excuses, sources: SourceReader,
+    excuses: Excuses, sources: SourceReader, prices: PriceList,
 ) -> Services:  # fmt: skip
     return Services(
         topics=settings.topics,
@@ -174,6 +192,7 @@ def _services(
             settings.admission.lowered_from,
         ),
         phrases=PromptPolicies(),
+        prices=prices,
         brownout=levels,
         cancels=cancels,
         trust_window_ms=settings.admission.trust_window_ms,

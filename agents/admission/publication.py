@@ -10,6 +10,7 @@ from typing import Any
 
 from agents.admission.publisher import Publisher
 from agents.admission.refusals import Buried, Refused, ending_of
+from agents.quota.beside import Beside, further_limits
 from agents.quota.limits import limits_of
 from agents.quota.port import Decided, Finished, QuotaStore, Refusal
 from agents.safety.output_policies import OutputPolicyWriter
@@ -160,9 +161,11 @@ class Publication:
             # 1. The refusal is stored and what was held is returned, in one step. A crash after it: the redelivered
             #    request meets the same refusal, whatever has changed in between.
             limits = limits_of(origin.scope.tenant_id, self.directory)
+            model = self.catalog.model(origin.requested_model)
+            also = Beside(further_limits(origin.scope, "" if model is None else model.name, self.directory))
             outcome = await self.quota.refuse(
                 origin.scope.tenant_id, limits, origin.response_id, refusal,
-                deadline_ms=origin.deadline_ms, spends_request=refused.spends_request,
+                deadline_ms=origin.deadline_ms, spends_request=refused.spends_request, beside=also,
             )  # fmt: skip
             match outcome:
                 case Finished():

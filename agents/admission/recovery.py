@@ -1,8 +1,8 @@
 """Rebuilds the quota store's memory from `generated` after Redis has lost it, and begins a new epoch.
 
 What is rebuilt: the decision and the reservation of every response that was opened within `WINDOW_MS`, and the outcome
-of those that ended or were refused, as long as the store would still remember it. The budgets of the current minute
-start full: what was used before is not known.
+of those that ended or were refused, as long as the store would still remember it; and what was spent of the month's
+budgets (`spent_recovery`). What the running minute has room for starts full: what was used before is not known.
 
 A day of responses does not fit into memory. What ends while the log is folded goes to the store at once, in batches,
 and is forgotten; what is left at the end is open.
@@ -26,6 +26,7 @@ from pydantic import Field, TypeAdapter, model_validator
 
 from agents.admission import metrics
 from agents.admission.publisher import MustEnd
+from agents.quota.beside import NOTHING, Beside
 from agents.quota.limits import limits_of
 from agents.quota.port import OUTCOME_KEEP_MS, QuotaUnavailable, Refusal
 from agents.quota.store import RedisQuota, Restored
@@ -34,6 +35,7 @@ from schemas.base import Record
 from schemas.codec import Undecodable, decode
 from schemas.endings import EndingCode
 from schemas.generated import Ending, Fence, FinishReason, Frame, Opened
+from schemas.spent import SpentTotal
 from streams.accepted_prefix import AcceptedPrefix
 from streams.directory import TenantDirectory
 from streams.log.port import LogConsumer, LogError, TopicPartition
@@ -162,6 +164,7 @@ def _restored(opened: Opened, partition: int, *, ended: bool) -> Restored:
         ended=ended,
         tokens=opened.reserved_tokens,
         deadline_ms=opened.deadline_ms,
+        opened=opened,
         decision=Decision(
             pool=opened.pool,
             lane=opened.lane,
@@ -252,6 +255,10 @@ class Recovery:
     clock_ms: Callable[[], int]
     on_progress: Callable[[], None] = lambda: None
     on_end: Callable[[], None] = lambda: None
+    beside_of: Callable[[Opened], Beside] = lambda _opened: NOTHING
+    """What a response takes beside its tenant's limits. Raises QuotaUnavailable while that cannot be known."""
+    read_spent: Callable[[float], list[SpentTotal]] = lambda _patience_s: []
+    """What was spent of budgets, by the log. Blocks; raises LogError."""
     clock_s: Callable[[], float] = time.monotonic
     _lock: asyncio.Lock | None = None
     _progress_s: float = 0.0
@@ -295,6 +302,10 @@ class Recovery:
         return RebuildReading(self.generated_topic, since_ms, now_ms)
 
     async def _rebuild(self, epoch: str, reading: RebuildReading) -> None:
+        # What was spent first: whoever is put back below may hold what is left of a budget.
+        for total in await asyncio.to_thread(self.read_spent, self.patience_s):
+            await self.quota.restore_spent(epoch, total)
+        self._progress()
         restored = 0
         consumer = await asyncio.to_thread(self.new_consumer)
         try:
@@ -312,12 +323,18 @@ class Recovery:
         metrics.REBUILDS.inc()
         _log.warning("quota_epoch_begun", restored=restored, first=holds == epoch)
 
+    def _beside(self, reservation: Restored) -> Beside:
+        """Of what has ended nothing is held."""
+        return NOTHING if reservation.opened is None or reservation.ended else self.beside_of(reservation.opened)
+
     async def _restore(self, epoch: str, batch: Sequence[Restored]) -> int:
         """All of a batch together: the store's calls share their round trips. An id's first outcome goes first."""
         first = {reservation.response_id: reservation for reservation in reversed(batch)}
         restored = await asyncio.gather(
             *(
-                self.quota.restore(epoch, reservation, limits_of(reservation.tenant_id, self.directory))
+                self.quota.restore(
+                    epoch, reservation, limits_of(reservation.tenant_id, self.directory), self._beside(reservation)
+                )
                 for reservation in first.values()
             )
         )

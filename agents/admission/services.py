@@ -14,6 +14,7 @@ from schemas.generated import Source
 from schemas.request import Message, Tool
 from streams.directory import ModelCatalog, TenantDirectory
 from streams.ids import ResponseIds
+from streams.price_list import PriceList
 from streams.topics import Topics
 
 
@@ -60,6 +61,7 @@ class Services:
     clock_ms: Callable[[], int]
     prefix_load_excess: float
     """Of a pool's mean load: so much more may be at the worker that has had what begins alike."""
+    prices: PriceList = field(default_factory=lambda: PriceList(are_read=True))
     brownout: Brownouts = field(default_factory=Brownouts)
     cancels: Cancels = field(default_factory=lambda: Cancels(are_read=True))
     long_prompts: LongPrompts = field(default_factory=LongPrompts)

@@ -4,7 +4,7 @@
 |------------|-------------|------------------------------------|----------------------------------------------------|
 | validation | `Request`   | `Admission`: tokens, pool and lane | tenant, model, deadline, context, tools, sampling  |
 | brownout   | `Admission` | … with a lower bound of its output | nothing                                            |
-| quota      | `Admission` | … with reserved tokens             | requests, tokens, concurrency                      |
+| quota      | `Admission` | … with reserved tokens             | requests, tokens, concurrency, budgets             |
 | pre-safety | `Admission` | … with a verdict                   | the tenant's deny phrases                          |
 | routing    | `Admission` | … with a decision: where it goes   | a full queue, engines that fail                    |
 
@@ -25,6 +25,7 @@ import hashlib
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
 
+from agents.admission.budgets import beside
 from agents.admission.fallback import answered_by, as_decided, smaller_of, stand_in
 from agents.admission.moving import further_places
 from agents.admission.placing import option_of, route_in
@@ -33,6 +34,7 @@ from agents.admission.route_plan import Option, Plan, plan
 from agents.admission.routing import Weight
 from agents.admission.services import Services
 from agents.admission.validation import may_wait, size_of, validation, work_chars
+from agents.quota.beside import NOTHING, Beside, further_limits
 from agents.quota.limits import limits_of
 from agents.quota.port import Decided, Finished, NotYet, Outcome, Refunded, Refusal, Reserved
 from agents.safety.phrases import Match, PhraseSet
@@ -45,7 +47,7 @@ from schemas.request import LANES, Lane, Request
 from schemas.vectors import weight_tokens
 from schemas.verdict import Verdict
 from streams.brownout import Degraded
-from streams.directory import pools_for
+from streams.directory import Limits, pools_for
 from streams.prompt_texts import texts_of_messages, texts_of_tools
 from streams.topics import Topics
 
@@ -151,10 +153,16 @@ async def quota_and_route(admission: Admission, services: Services) -> StageResu
     return result
 
 
-async def _reserve(admission: Admission, services: Services, wanted: Decision | None = None) -> Outcome | NotYet:
+async def _reserve(
+    admission: Admission, services: Services, wanted: Decision | None = None
+) -> Outcome | NotYet | Refused:
     tenant_id = admission.scope.tenant_id
     limits = limits_of(tenant_id, services.directory)
     tokens = _tokens(admission)
+    also = beside(admission, services)
+    if isinstance(also, Refusal):
+        # What an earlier delivery was admitted to be stays so.
+        return Refused(Origin.of(admission), also, request=admission.request)
     return await services.quota.reserve(
         tenant_id,
         limits,
@@ -163,8 +171,15 @@ async def _reserve(admission: Admission, services: Services, wanted: Decision | 
         tokens=tokens,
         deadline_ms=admission.request.deadline_ms,
         decision=wanted,
-        may_wait=may_wait(admission.request) and tokens <= limits.tokens_per_minute,
+        may_wait=may_wait(admission.request) and tokens <= _tokens_per_minute(limits, also),
+        beside=also,
     )
+
+
+def _tokens_per_minute(limits: Limits, also: Beside) -> int:
+    """The least of all limits that hold for it."""
+    further = (each.limits.tokens_per_minute for each in also.limits)
+    return min([limits.tokens_per_minute, *(each for each in further if each is not None)])
 
 
 def _tokens(admission: Admission) -> int:
@@ -181,14 +196,14 @@ def weight_of(admission: Admission, lane: Lane, services: Services) -> Weight:
 
 
 async def _of_outcome(
-    admission: Admission, outcome: Outcome | NotYet, services: Services, queued: QueueAhead | None = None
+    admission: Admission, outcome: Outcome | NotYet | Refused, services: Services, queued: QueueAhead | None = None
 ) -> StageResult | NotYet:
     """What the store's answer makes of it. `queued` is told where it is routed now, and not where it was before.
 
     Raises QuotaUnavailable.
     """
     match outcome:
-        case NotYet() | Finished():
+        case NotYet() | Finished() | Refused():
             return outcome
         case Reserved(held, limits):
             return admission.model_copy(update={**_as_held(admission, held), "limits": limits})
@@ -226,7 +241,9 @@ def _as_held(admission: Admission, held: int, decided: Brownout | None = None) -
 
 def _with_reason(refusal: Refusal, admission: Admission, services: Services) -> Refusal:
     """What exceeds a whole minute's tokens is told so: no wait would help."""
-    per_minute = limits_of(admission.scope.tenant_id, services.directory).tokens_per_minute
+    limits = limits_of(admission.scope.tenant_id, services.directory)
+    further = Beside(further_limits(admission.scope, admission.model, services.directory))
+    per_minute = _tokens_per_minute(limits, further)
     tokens = _tokens(admission)
     if refusal.code is not EndingCode.RATE_LIMITED_TOKENS or tokens <= per_minute:
         return refusal
@@ -375,6 +392,7 @@ def _count(admission: Admission, decision: Decision, services: Services) -> None
 
 async def _decide(admission: Admission, wanted: Decision, services: Services) -> Outcome:
     tenant_id = admission.scope.tenant_id
+    also = beside(admission, services)
     return await services.quota.decide(
         tenant_id,
         limits_of(tenant_id, services.directory),
@@ -382,6 +400,7 @@ async def _decide(admission: Admission, wanted: Decision, services: Services) ->
         wanted,
         tokens=admission.reserved_tokens,
         deadline_ms=admission.request.deadline_ms,
+        beside=NOTHING if isinstance(also, Refusal) else also,
     )
 
 

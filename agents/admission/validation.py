@@ -26,6 +26,7 @@ from agents.admission.refusals import (
 )
 from agents.admission.route_plan import Ask, longest_context, longest_output, takes
 from agents.admission.services import Services, Tokenizer
+from agents.quota.beside import Beside, further_limits
 from agents.quota.limits import limits_of
 from agents.quota.port import Decided, Finished, Refunded, Refusal, Reserved
 from schemas.admission import Admission
@@ -256,7 +257,11 @@ async def _when_there_is_room(
     if job:
         return await services.long_prompts.in_turn((tenant_id, "jobs"), weight, work)
     limits = limits_of(tenant_id, services.directory)
-    stands = await services.quota.look(tenant_id, limits, request.response_id, deadline_ms=request.deadline_ms)
+    model = services.catalog.model(request.model)
+    also = Beside(further_limits(request.scope, "" if model is None else model.name, services.directory))
+    stands = await services.quota.look(
+        tenant_id, limits, request.response_id, deadline_ms=request.deadline_ms, beside=also
+    )
     match stands:
         case Refusal():
             return Refused(Origin.of(request), stands, stored=True)

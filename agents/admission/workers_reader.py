@@ -1,4 +1,4 @@
-"""Feeds a `WorkersView` and `Brownouts` from their compacted topics, and `Cancels` from `control`.
+"""Feeds a `WorkersView`, `Brownouts` and a `PriceList` from their compacted topics, and `Cancels` from `control`.
 
 In a thread of its own, outside of any group.
 """
@@ -18,10 +18,12 @@ from agents.admission.routing import WorkersView
 from schemas.brownout import PoolLevel
 from schemas.codec import Undecodable, decode
 from schemas.control import CONTROL, Cancel
+from schemas.price import PriceTold
 from streams.clocks import now_ms
 from streams.heartbeats import said_in
 from streams.log.port import LogConsumer, LogError, LogRecord, TopicPartition
 from streams.log.reading import RECORDS_PER_POLL, kept_offsets, read_offsets
+from streams.price_list import PriceList
 from streams.recent_ids import KEEP_MS
 from streams.topics import Topics
 
@@ -37,8 +39,8 @@ class WorkersReader:
     """`caught_up` is set once everything that stood in the topics at the start has been read.
 
     `on_failure` is called once, from the thread, when it cannot go on: without it the view grows old in silence.
-    `unreadable` holds the last records that are neither heartbeats nor levels, for whoever writes their dead letters;
-    the same ones again after a restart.
+    `unreadable` holds the last records that are neither heartbeats nor levels nor prices, for whoever writes their dead
+    letters; the same ones again after a restart.
     """
 
     def __init__(
@@ -49,12 +51,14 @@ class WorkersReader:
         levels: Brownouts,
         cancels: Cancels,
         on_failure: Callable[[Exception], None],
+        prices: PriceList | None = None,
     ) -> None:
         self._new_consumer = consumer
         self._topics = topics
         self._view = view
         self._levels = levels
         self._cancels = cancels
+        self._prices = PriceList() if prices is None else prices
         self._on_failure = on_failure
         self.caught_up = threading.Event()
         self.unreadable: deque[tuple[LogRecord, Undecodable]] = deque(maxlen=MAX_UNREADABLE)
@@ -79,7 +83,7 @@ class WorkersReader:
         ends = self._until_it_answers(lambda: self._catch_up(consumer))
         if ends is None:
             return
-        self._cancels.are_read = True
+        self._cancels.are_read = self._prices.are_read = True
         self.caught_up.set()
         consumer.assign(ends)
         while (records := self._until_it_answers(lambda: consumer.poll(RECORDS_PER_POLL, POLL_S))) is not None:
@@ -88,7 +92,7 @@ class WorkersReader:
 
     def _catch_up(self, consumer: LogConsumer) -> dict[TopicPartition, int]:
         """Takes what stands in the topics. Returns where that ended. Raises LogError."""
-        compacted = (self._topics.workers, self._topics.brownout)
+        compacted = (self._topics.workers, self._topics.brownout, self._topics.prices)
         offsets = kept_offsets(consumer, [each for topic in compacted for each in consumer.partitions(topic.name)])
         offsets |= kept_offsets(consumer, consumer.partitions(self._topics.control.name), now_ms() - KEEP_MS)
         deadline_s = time.monotonic() + CATCH_UP_TIMEOUT_S
@@ -115,6 +119,8 @@ class WorkersReader:
         try:
             if record.topic == self._topics.brownout.name:
                 self._levels.take(decode(PoolLevel, record.value))
+            elif record.topic == self._topics.prices.name:
+                self._prices.take(decode(PriceTold, record.value))
             else:
                 self._view.update(*said_in(record))
         except Undecodable as error:
@@ -125,5 +131,6 @@ class WorkersReader:
         # Post-safety reads all of it too, and buries what nobody can read.
         with suppress(Undecodable):
             event = decode(CONTROL, record.value)
-            if isinstance(event, Cancel):
+            # For a budget only what was admitted is cancelled, which others end.
+            if isinstance(event, Cancel) and event.reason != "budget":
                 self._cancels.take(event, record.timestamp_ms)

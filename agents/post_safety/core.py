@@ -141,7 +141,7 @@ class PostSafety:
     def cancel(self, cancel: Cancel, timestamp_ms: int) -> None:
         """Takes a cancel from `control`; takes effect in `tick`. May come before its response is known."""
         partitions = list(self._partitions.values())
-        self._timers.cancel(partitions, cancel.response_id, cancel.scope.tenant_id, timestamp_ms)
+        self._timers.cancel(partitions, cancel, timestamp_ms)
 
     def heartbeat(self, worker_id: str, state: WorkerState | None) -> None:
         """What a worker says of itself; None: it is gone for good."""

@@ -11,6 +11,7 @@ from agents.post_safety.effects import Emit, ReleasedRow
 from agents.post_safety.hold_back import Delta, HoldBack
 from agents.post_safety.strands import NO_TOOLS, Strand, kind_and_call
 from schemas.admission import Failed, Move
+from schemas.endings import EndingCode
 from schemas.generated import Ending, Fence, Kind, Opened, StoppedBy
 from schemas.logprobs import RowLogprobs
 from streams.accepted_prefix import AcceptedPrefix
@@ -104,6 +105,7 @@ class Response:
     started_held: bool = False
     """It is being shed: refused, as far as anybody is told, unless a worker was quicker."""
     cancelled_at_ms: int | None = None
+    cancelled_as: EndingCode = EndingCode.CANCELLED
     gap: Gap | None = None
     ending_written: bool = False
     verdict_written: bool = False

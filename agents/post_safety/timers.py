@@ -9,6 +9,7 @@ from agents.post_safety.effects import Effect
 from agents.post_safety.own_endings import write_ending
 from agents.post_safety.partition import Partition
 from agents.post_safety.state import Gap, Response
+from schemas.control import CANCEL_CODES, Cancel
 from schemas.endings import EndingCode
 from streams.recent_ids import RecentIds
 from streams.settings import PostSafetySettings
@@ -18,26 +19,28 @@ class Timers:
     def __init__(self, settings: PostSafetySettings, counts: Counter[str]) -> None:
         self._settings = settings
         self._counts = counts
-        self._early_cancels = RecentIds()
+        self._early_cancels = {code: RecentIds() for code in CANCEL_CODES}
 
-    def cancel(self, partitions: list[Partition], response_id: str, tenant_id: str, cancelled_at_ms: int) -> None:
+    def cancel(self, partitions: list[Partition], cancel: Cancel, cancelled_at_ms: int) -> None:
         """Takes effect in `tick`. Of a response that is not known yet, maybe never here: when it is opened."""
+        response_id = cancel.response_id
         for state in partitions:
             response = state.responses.get(response_id)
             if response is not None:
-                self._watch_cancel(state, response, cancelled_at_ms)
+                self._watch_cancel(state, response, cancelled_at_ms, cancel.code)
                 return
             if response_id in state.ended:
                 return
-        if not self._early_cancels.add(response_id, tenant_id, cancelled_at_ms):
+        if not self._early_cancels[cancel.code].add(response_id, cancel.scope.tenant_id, cancelled_at_ms):
             self._counts["early_cancels_forgotten"] += 1
 
     def watch_opened(self, state: Partition, response: Response) -> None:
         """A response begins: its deadline, and a cancel that came before it."""
         state.deadlines.add(response.response_id, response.opened.deadline_ms)
-        cancelled_at_ms = self._early_cancels.take(response.response_id)
-        if cancelled_at_ms is not None:
-            self._watch_cancel(state, response, cancelled_at_ms)
+        for code, cancels in self._early_cancels.items():
+            cancelled_at_ms = cancels.take(response.response_id)
+            if cancelled_at_ms is not None:
+                self._watch_cancel(state, response, cancelled_at_ms, code)
 
     def watch_gap(self, state: Partition, response: Response, gap: Gap) -> None:
         """Something of the response is missing. The first gap's time counts, and the furthest end."""
@@ -53,7 +56,8 @@ class Timers:
 
     def tick(self, partitions: list[Partition], now_ms: int) -> list[Effect]:
         """Endings that are due: deadlines, cancels that no worker answers, gaps that nobody fills."""
-        self._early_cancels.forget(now_ms)
+        for cancels in self._early_cancels.values():
+            cancels.forget(now_ms)
         effects: list[Effect] = []
         for state in partitions:
             if state.live:
@@ -63,9 +67,9 @@ class Timers:
                     effects += self._look_at_watched(state, now_ms)
         return effects
 
-    def _watch_cancel(self, state: Partition, response: Response, cancelled_at_ms: int) -> None:
+    def _watch_cancel(self, state: Partition, response: Response, cancelled_at_ms: int, code: EndingCode) -> None:
         if response.cancelled_at_ms is None:
-            response.cancelled_at_ms = cancelled_at_ms
+            response.cancelled_at_ms, response.cancelled_as = cancelled_at_ms, code
             state.watched[response.response_id] = response
 
     def _look_at_watched(self, state: Partition, now_ms: int) -> list[Effect]:
@@ -77,7 +81,7 @@ class Timers:
                 patience_ms = self._settings.unanswered_cancel_ms if response.prefix.attempt_id is not None else 0
                 if now_ms >= cancelled_at_ms + patience_ms:
                     response.cancelled_at_ms = None
-                    effects += write_ending(state, response, EndingCode.CANCELLED)
+                    effects += write_ending(state, response, response.cancelled_as)
             if gap is not None and now_ms >= gap.since_ms + self._settings.gap_ms:
                 response.gap = None
                 effects += write_ending(state, response, EndingCode.STREAM_GAP, attempt_id=gap.attempt_id)

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from agents.quota.beside import NOTHING, Beside, Held, Spent, Sums
 from schemas.admission import Decision
 from schemas.endings import EndingCode
 from schemas.request import Lane
@@ -29,6 +30,10 @@ class Refusal(BaseModel):
     param: str | None = None
     retry_after_ms: int | None = None
     limits: dict[str, int] = Field(default_factory=dict)
+    limited: str = ""
+    """Whose limit or budget it is: `tenant`, `project:<id>`, `key:<id>` or `model:<name>`. Empty: nobody's."""
+    held: bool = False
+    """Of a budget: once what runs has ended, there may be room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,20 +120,31 @@ class QuotaStore(Protocol):
         lane: Lane = Lane.STANDARD,
         decision: Decision | None = None,
         may_wait: bool = False,
+        beside: Beside = NOTHING,
     ) -> Outcome | NotYet:
-        """Takes from all limits or from none. The first outcome of an id stands.
+        """Takes from all limits and budgets or from none. The first outcome of an id stands.
 
         With `decision` the route is set in the same step, also where an earlier call reserved without one.
         """
 
-    async def look(self, tenant_id: str, limits: Limits, response_id: str, *, deadline_ms: int) -> Outcome | None:
+    async def look(
+        self, tenant_id: str, limits: Limits, response_id: str, *, deadline_ms: int, beside: Beside = NOTHING
+    ) -> Outcome | None:
         """What stands, before work is spent on a new response: None if nothing does and the rate of requests has room.
 
         Takes nothing; where there is no room, that is the outcome.
         """
 
     async def decide(
-        self, tenant_id: str, limits: Limits, response_id: str, decision: Decision, *, tokens: int, deadline_ms: int
+        self,
+        tenant_id: str,
+        limits: Limits,
+        response_id: str,
+        decision: Decision,
+        *,
+        tokens: int,
+        deadline_ms: int,
+        beside: Beside = NOTHING,
     ) -> Outcome:
         """Stores the route unless one is stored, or the response was refused; returns what stands."""
 
@@ -149,6 +165,7 @@ class QuotaStore(Protocol):
         *,
         deadline_ms: int,
         spends_request: bool = False,
+        beside: Beside = NOTHING,
     ) -> Outcome:
         """Stores the refusal's code and returns what was held, unless a route is stored; returns what stands.
 
@@ -157,11 +174,31 @@ class QuotaStore(Protocol):
         room for one.
         """
 
-    async def settle(self, tenant_id: str, limits: Limits, response_id: str, choice: int, used_tokens: int) -> str:
-        """Turns what is held into what was used; debits when it was refunded before. Says what happened."""
+    async def settle(
+        self, tenant_id: str, limits: Limits, response_id: str, choice: int, used_tokens: int,
+        spent: Spent | None = None,
+    ) -> str:  # fmt: skip
+        """Turns what is held into what was used; debits when it was refunded before. Says what happened.
 
-    async def refund(self, tenant_id: str, limits: Limits, response_id: str) -> bool:
-        """Returns what is held. False when nothing was."""
+        What was `spent` is counted once for each response and choice, also where nothing is known of the response.
+        """
+
+    async def sums(self, tenant_id: str, month: str, currency: str) -> Sums:
+        """How the tenant's money stands."""
+
+    async def told_by(self, tenant_id: str, month: str, currency: str, partition: int) -> dict[str, int]:
+        """What was spent by each account, in nano-currency, of what that partition of `usage` has told."""
+
+    async def note_told(self, tenant_id: str, month: str, currency: str, alert: str) -> None:
+        """That an alert stands on the log."""
+
+    async def holds(self, tenant_id: str) -> dict[str, Held]:
+        """What is held of budgets, by response id."""
+
+    async def refund(self, tenant_id: str, limits: Limits, response_id: str, *, is_forgotten: bool = False) -> bool:
+        """Returns what is held. False when nothing was. Money of what was routed stays held, for what may be charged
+        later, unless nobody knows it any more (`is_forgotten`).
+        """
 
     async def overdue(self, tenant_id: str, before_ms: int, limit: int, *, skip: int = 0) -> list[Overdue]:
         """Reservations whose deadline lies before `before_ms`; at most `limit` after the first `skip`, oldest first."""

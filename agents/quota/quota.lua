@@ -1,101 +1,4 @@
--- Quota of one tenant: check, then reserve, in one step. Described in agents/quota/store.py.
---
--- KEYS  bucket (hash), active and jobs (sorted sets of response ids by deadline), reservation (hash), two hashes of what was
---       refused, two of what was cancelled; all under one hash tag
--- ARGV  operation, epoch, now_ms ('' = Redis' own clock), requests/minute, tokens/minute, concurrent responses, concurrent
---       jobs, response id, keep_ms, how many refusals are kept, then the operation's own arguments, and at last the
---       server's run_id
---
--- Numbers are doubles, exact below 2^53. Limits of 10^9 requests and 10^12 tokens per minute keep every product that
--- is stored below that.
-
-local bucket, reservation = KEYS[1], KEYS[4]
-local active = {responses = KEYS[2], jobs = KEYS[3]}
-local operation, epoch = ARGV[1], ARGV[2]
-local requests_per_minute, tokens_per_minute = tonumber(ARGV[4]), tonumber(ARGV[5])
-local concurrency = {responses = tonumber(ARGV[6]), jobs = tonumber(ARGV[7])}
-local response_id, keep_ms, refusals_kept = ARGV[8], tonumber(ARGV[9]), tonumber(ARGV[10])
-
-local MINUTE_MS = 60000
-local HOUR_MS = 3600000
-local DAY_MS = 86400000
-local REDELIVERY_MS = 900000
-
--- An epoch holds for one run of the server: one that crashed may have lost the last second, and nothing would show it.
-local run_id = ARGV[#ARGV]
-if string.sub(epoch, 1, #run_id) ~= run_id then
-  return {'epoch'}
-end
-
-if operation == 'adopt' or operation == 'restore' then
-  -- In the same step as what is restored: another process may rebuild at the same time, under an epoch of its own.
-  redis.call('HSET', bucket, 'epoch', epoch)
-  redis.call('PEXPIRE', bucket, HOUR_MS)
-  if operation == 'adopt' then return {'adopted'} end
-end
-
--- A tenant whose marker is gone was never seen, or Redis has lost its memory; the caller finds out which.
-if redis.call('HGET', bucket, 'epoch') ~= epoch then
-  return {'epoch'}
-end
-
-local now_ms = tonumber(ARGV[3])
-if now_ms == nil then
-  local time = redis.call('TIME')
-  now_ms = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
-end
-
--- `backlog`: GCRA's (theoretical arrival time - now), in 1/60000 of a request, so that both drain and cost are integers.
--- `tokens`: what is left, negative when in debt; `carry`: the fraction of a token gained, in 1/60000.
-local fields = redis.call('HMGET', bucket, 'at_ms', 'backlog', 'tokens', 'carry')
-local at_ms = tonumber(fields[1]) or now_ms
-local backlog = tonumber(fields[2]) or 0
-local tokens = tonumber(fields[3]) or tokens_per_minute
-local carry = tonumber(fields[4]) or 0
-if at_ms > now_ms + MINUTE_MS then
-  -- The clock was set back: what it was ahead by must not pass again before anything is gained.
-  at_ms = now_ms
-  redis.call('HSET', bucket, 'at_ms', string.format('%.0f', at_ms))
-end
-now_ms = math.max(now_ms, at_ms)
-local elapsed_ms = math.min(now_ms - at_ms, HOUR_MS)
-backlog = math.max(backlog - elapsed_ms * requests_per_minute, 0)
-carry = carry + elapsed_ms * (tokens_per_minute % MINUTE_MS)
-tokens = tokens + elapsed_ms * math.floor(tokens_per_minute / MINUTE_MS) + math.floor(carry / MINUTE_MS)
-carry = carry % MINUTE_MS
-
--- A full bucket gains nothing, not even a fraction.
-local function cap()
-  if tokens >= tokens_per_minute then
-    tokens, carry = tokens_per_minute, 0
-  end
-end
-cap()
-
-local function save_bucket()
-  cap()
-  redis.call('HSET', bucket, 'at_ms', string.format('%.0f', now_ms), 'backlog', string.format('%.0f', backlog),
-    'tokens', string.format('%.0f', tokens), 'carry', string.format('%.0f', carry))
-  redis.call('PEXPIRE', bucket, HOUR_MS)
-end
-
--- Milliseconds until `amount` more has been gained.
-local function gain_ms(amount, per_minute)
-  if amount <= 0 then return 0 end
-  return math.floor(amount / per_minute) * MINUTE_MS + math.ceil((amount % per_minute) * MINUTE_MS / per_minute)
-end
-
-local function limits()
-  local requests_used = math.ceil(backlog / MINUTE_MS)
-  return {
-    requests_limit = requests_per_minute,
-    requests_remaining = math.max(requests_per_minute - requests_used, 0),
-    requests_reset_ms = math.ceil(backlog / requests_per_minute),
-    tokens_limit = tokens_per_minute,
-    tokens_remaining = math.max(math.min(tokens, tokens_per_minute), 0),
-    tokens_reset_ms = gain_ms(tokens_per_minute - tokens, tokens_per_minute),
-  }
-end
+-- The operations. What stands before them: `beginning.lua`, `buckets.lua` and `money.lua`, in this order.
 
 local function lifetime_ms(deadline_ms)
   return math.max(deadline_ms - now_ms, 0) + keep_ms
@@ -109,16 +12,26 @@ end
 
 -- `kind` of work: 'responses' or 'jobs', each with a concurrency of its own.
 local function hold(kind, count, deadline_ms)
-  tokens = tokens - count
-  redis.call('ZADD', active[kind], string.format('%.0f', deadline_ms), response_id)
-  -- What a lost settlement left behind, long past its deadline; its reservation has expired too.
-  redis.call('ZREMRANGEBYSCORE', active[kind], '-inf', string.format('%.0f', now_ms - keep_ms))
-  live_at_least(active[kind], lifetime_ms(deadline_ms))
+  gain(-count)
+  for _, bucket in ipairs(buckets) do
+    local set = bucket.active[kind]
+    if bucket == tenant or bucket.most[kind] then
+      redis.call('ZADD', set, string.format('%.0f', deadline_ms), response_id)
+      if bucket ~= tenant or not money_is_held() then
+        -- What a lost settlement left behind, long past its deadline; its reservation has expired too. What holds money
+        -- is found here by who gives that back.
+        redis.call('ZREMRANGEBYSCORE', set, '-inf', string.format('%.0f', now_ms - keep_ms))
+      end
+      live_at_least(set, lifetime_ms(deadline_ms))
+    end
+  end
 end
 
 local function is_over()
-  redis.call('ZREM', active.responses, response_id)
-  redis.call('ZREM', active.jobs, response_id)
+  for _, bucket in ipairs(buckets) do
+    redis.call('ZREM', bucket.active.responses, response_id)
+    redis.call('ZREM', bucket.active.jobs, response_id)
+  end
 end
 
 -- What was refused, by the part of the id that is unique, in two hashes by turns: when the one that takes is full, the other
@@ -141,17 +54,16 @@ end
 -- For as long as an earlier delivery's refusal can be contradicted: until the request could not be admitted any more.
 local function remember_refusal(code, deadline_ms)
   local memory = code == 'cancelled' and cancelled or refused
-  local taking = tonumber(redis.call('HGET', bucket, memory.taking)) or 1
+  local taking = tonumber(redis.call('HGET', KEYS[1], memory.taking)) or 1
   if redis.call('HLEN', memory.hashes[taking]) >= memory.kept / 2 then
     taking = 3 - taking
     redis.call('UNLINK', memory.hashes[taking])
-    redis.call('HSET', bucket, memory.taking, taking)
+    redis.call('HSET', KEYS[1], memory.taking, taking)
   end
   redis.call('HSET', memory.hashes[taking], unique, code)
   live_at_least(memory.hashes[taking], math.min(math.max(deadline_ms - now_ms, 0) + REDELIVERY_MS, memory.longest_ms))
 end
 
-local stored = redis.call('HMGET', reservation, 'state', 'tokens', 'decision', 'refusal')
 local state, held, decision = stored[1], tonumber(stored[2]) or 0, stored[3]
 local refused_as = not state and refusal_known()
 if state == 'refused' then
@@ -164,17 +76,27 @@ local function create(new_state, deadline_ms, ...)
   redis.call('PEXPIRE', reservation, lifetime_ms(deadline_ms))
 end
 
+-- Those that the reservation is taken from besides the tenant's, for who ends it: '' where there are none.
+local function limited_by()
+  local names = {}
+  for index = 2, #buckets do names[index - 1] = buckets[index].name end
+  return #names > 0 and cjson.encode(names) or ''
+end
+
 local function create_reserved(kind, count, deadline_ms, ...)
   hold(kind, count, deadline_ms)
+  hold_money()
   create('reserved', deadline_ms, 'tokens', string.format('%.0f', count), ...)
-  save_bucket()
+  if #buckets > 1 then redis.call('HSET', reservation, 'limited_by', limited_by()) end
+  save_buckets()
 end
 
 local function return_held()
   if state ~= 'reserved' then return end
-  tokens = tokens + held
+  gain(held)
   is_over()
-  save_bucket()
+  release_money()
+  save_buckets()
 end
 
 local function store_refusal(code, deadline_ms)
@@ -195,60 +117,87 @@ local function outcome()
 end
 
 -- Until there is room for one more request beside those that are kept for others; 0 if there is.
-local function request_wait_ms(kept)
-  local most = (requests_per_minute - (kept or 0)) * MINUTE_MS
-  return math.max(math.ceil((backlog + MINUTE_MS - most) / requests_per_minute), 0)
+local function request_wait_ms(bucket, kept)
+  if not bucket.requests then return 0 end
+  local most = (bucket.requests - (kept or 0)) * MINUTE_MS
+  return math.max(math.ceil((bucket.backlog + MINUTE_MS - most) / bucket.requests), 0)
 end
 
-local function told(code, wait_ms)
-  return cjson.encode({code = code, retry_after_ms = wait_ms, limits = limits()})
+local function longest_request_wait()
+  local wait_ms, slowest = 0, tenant
+  for _, bucket in ipairs(buckets) do
+    local bucket_ms = request_wait_ms(bucket)
+    if bucket_ms > wait_ms then wait_ms, slowest = bucket_ms, bucket end
+  end
+  return wait_ms, slowest
 end
 
-local function refuse_for_now(code, wait_ms, deadline_ms)
+local function told(code, wait_ms, bucket)
+  return cjson.encode({code = code, retry_after_ms = wait_ms, limits = limits(bucket), limited = bucket.name})
+end
+
+local function refuse_for_now(code, wait_ms, bucket, deadline_ms)
   store_refusal(code, deadline_ms)
-  save_bucket()
-  return {'refused', code, told(code, wait_ms)}
+  save_buckets()
+  return {'refused', code, told(code, wait_ms, bucket)}
+end
+
+-- Why a bucket has no room, and for how long; nil where it has.
+local function lacks(bucket, kind, count, may_wait)
+  -- What may wait leaves half of a minute to what may not: no chat is refused for its tenant's jobs.
+  local kept_requests = may_wait and bucket.requests and math.floor(bucket.requests / 2) or 0
+  local wait_ms = request_wait_ms(bucket, kept_requests)
+  if wait_ms > 0 then return 'rate_limited_requests', wait_ms end
+  if bucket.per_minute then
+    local kept = 0
+    if may_wait then
+      -- Of what one large job leaves, a third may be in use by chats: it must not wait until nobody asks anything.
+      local kept_of_large = math.floor((bucket.per_minute - count) * 2 / 3)
+      kept = math.max(math.min(math.floor(bucket.per_minute / 2), kept_of_large), 0)
+    end
+    if count > bucket.tokens - kept then
+      return 'rate_limited_tokens', gain_ms(count + kept - bucket.tokens, bucket.per_minute)
+    end
+  end
+  if bucket.most[kind] and redis.call('ZCARD', bucket.active[kind]) >= bucket.most[kind] then
+    return 'rate_limited_concurrency', 1000
+  end
 end
 
 if operation == 'look' then
   if state or refused_as then return outcome() end
-  local wait_ms = request_wait_ms()
-  if wait_ms > 0 then return refuse_for_now('rate_limited_requests', wait_ms, tonumber(ARGV[11])) end
+  local wait_ms, bucket = longest_request_wait()
+  if wait_ms > 0 then return refuse_for_now('rate_limited_requests', wait_ms, bucket, tonumber(ARGV[12])) end
   return {'room'}
 end
 
 -- `reserve` takes from all limits or from none, and sets the route if it is given one. `decide` asks no limit: where the
 -- reservation was lost between two stages, the decision must not be.
 if operation == 'reserve' or operation == 'decide' then
-  local count, deadline_ms, kind = tonumber(ARGV[11]), tonumber(ARGV[12]), ARGV[13]
-  local wanted, may_wait = ARGV[14], ARGV[15] == '1'
+  local count, deadline_ms, kind = tonumber(ARGV[12]), tonumber(ARGV[13]), ARGV[14]
+  local wanted, may_wait = ARGV[15], ARGV[16] == '1'
   if state == 'reserved' and not decision and wanted ~= '' then
     redis.call('HSET', reservation, 'decision', wanted)
     return {'routed', held}
   end
   if state or refused_as then return outcome() end
   if operation == 'reserve' then
-    -- What may wait leaves half of a minute to what may not: no chat is refused for its tenant's jobs.
-    local kept_requests, kept_tokens = 0, 0
-    if may_wait then
-      kept_requests = math.floor(requests_per_minute / 2)
-      -- Of what one large job leaves, a third may be in use by chats: it must not wait until nobody asks anything.
-      local kept_of_large = math.floor((tokens_per_minute - count) * 2 / 3)
-      kept_tokens = math.max(math.min(math.floor(tokens_per_minute / 2), kept_of_large), 0)
+    -- Of several that have no room the one that is waited for longest is told.
+    local code, wait_ms, binding
+    for _, bucket in ipairs(buckets) do
+      local why, for_ms = lacks(bucket, kind, count, may_wait)
+      if why and (not code or for_ms > wait_ms) then code, wait_ms, binding = why, for_ms, bucket end
     end
-    local code, wait_ms = nil, request_wait_ms(kept_requests)
-    if wait_ms > 0 then
-      code = 'rate_limited_requests'
-    elseif count > tokens - kept_tokens then
-      code = 'rate_limited_tokens'
-      wait_ms = gain_ms(count + kept_tokens - tokens, tokens_per_minute)
-    elseif redis.call('ZCARD', active[kind]) >= concurrency[kind] then
-      code = 'rate_limited_concurrency'
-      wait_ms = 1000
+    if code and may_wait then return {'wait', told(code, wait_ms, binding)} end
+    if code then return refuse_for_now(code, wait_ms, binding, deadline_ms) end
+    local account, may_be_free = budget_missing()
+    if account then
+      local why = cjson.encode({code = 'budget_exhausted', limits = limits(), limited = account, held = may_be_free})
+      if may_wait and may_be_free then return {'wait', why} end
+      store_refusal('budget_exhausted', deadline_ms)
+      return {'refused', 'budget_exhausted', why}
     end
-    if code and may_wait then return {'wait', told(code, wait_ms)} end
-    if code then return refuse_for_now(code, wait_ms, deadline_ms) end
-    backlog = backlog + MINUTE_MS
+    count_request()
   end
   if wanted == '' then
     create_reserved(kind, count, deadline_ms)
@@ -261,32 +210,40 @@ end
 -- With each of its moves it goes to one place, whoever asks again: '' is none.
 if operation == 'place' then
   if state ~= 'reserved' or not decision then return {'finished'} end
-  local name = 'place:' .. ARGV[11]
-  redis.call('HSETNX', reservation, name, ARGV[12])
+  local name = 'place:' .. ARGV[12]
+  redis.call('HSETNX', reservation, name, ARGV[13])
   return {'placed', redis.call('HGET', reservation, name)}
 end
 
 if operation == 'refuse' then
-  local code, deadline_ms, spends_request = ARGV[11], tonumber(ARGV[12]), ARGV[13] == '1'
+  local code, deadline_ms, spends_request = ARGV[12], tonumber(ARGV[13]), ARGV[14] == '1'
   if refused_as or state == 'settled' or state == 'reserved' and decision then return outcome() end
   -- A refund is no outcome: nothing is held, and the response may still have to end, where it was opened if it was.
   if decision then return {'decided', decision, 0} end
   return_held()
-  if spends_request and not state and request_wait_ms() == 0 then
-    backlog = backlog + MINUTE_MS
-    save_bucket()
+  if spends_request and not state and longest_request_wait() == 0 then
+    count_request()
+    save_buckets()
   end
   store_refusal(code, deadline_ms)
   return {'refused', code}
 end
 
 if operation == 'settle' then
-  local choice, used = ARGV[11], tonumber(ARGV[12])
+  local choice, used = ARGV[12], tonumber(ARGV[13])
   if refused_as then return {'refused'} end
-  if not state then return {'unknown'} end
+  if not state then
+    -- Whatever was held of it is known no more; what it has cost is counted once all the same.
+    if not beside.money then return {'unknown'} end
+    redis.call('HSET', reservation, 'state', 'settled')
+    redis.call('PEXPIRE', reservation, keep_ms)
+  end
   if redis.call('HSETNX', reservation, 'choice_' .. choice, used) == 0 then return {'duplicate'} end
+  release_choice(beside.money and beside.money.nano or '0')
+  spend_money()
+  if not state then return {'unknown'} end
   if state == 'reserved' then
-    tokens = tokens + held
+    gain(held)
     is_over()
   end
   if state ~= 'settled' then
@@ -294,26 +251,31 @@ if operation == 'settle' then
     local left_ms = redis.call('PTTL', reservation)
     redis.call('DEL', reservation)
     redis.call('HSET', reservation, 'state', 'settled', 'choice_' .. choice, used)
+    if #buckets > 1 then redis.call('HSET', reservation, 'limited_by', limited_by()) end
     redis.call('PEXPIRE', reservation, left_ms)
   end
-  tokens = tokens - used
-  save_bucket()
+  gain(-used)
+  save_buckets()
   return {'settled', state}
 end
 
 if operation == 'refund' then
+  -- What was routed may still come to be charged, however late: money stays held until that is told, or can be no more.
+  if not decision or ARGV[12] == '1' then release_money() end
   if state ~= 'reserved' then
     is_over()
     return {'unchanged'}
   end
-  return_held()
+  gain(held)
+  is_over()
+  save_buckets()
   redis.call('HSET', reservation, 'state', 'refunded')
   redis.call('PEXPIRE', reservation, keep_ms)
   return {'refunded'}
 end
 
 if operation == 'restore' then
-  local new_state, count, deadline_ms, kind, wanted = ARGV[11], tonumber(ARGV[12]), tonumber(ARGV[13]), ARGV[14], ARGV[15]
+  local new_state, count, deadline_ms, kind, wanted = ARGV[12], tonumber(ARGV[13]), tonumber(ARGV[14]), ARGV[15], ARGV[16]
   if state == 'reserved' and new_state == 'settled' then
     -- The settlement was lost, and its usage may be read by nobody again. One that comes still debits.
     return_held()
@@ -333,6 +295,25 @@ if operation == 'restore' then
   else
     create('settled', deadline_ms)
   end
+  return {'restored'}
+end
+
+-- What one partition of `usage` had told of a month up to an offset, of a tenant. What is there is less only where the end
+-- of it was lost: every sum of a partition grows together with all others of it.
+if operation == 'restore_spent' then
+  local sums = beside_key('money:' .. ARGV[12] .. ':' .. ARGV[13])
+  local partition, offset, nano = ARGV[14], ARGV[15], cjson.decode(ARGV[16])
+  local told = sums .. ':' .. partition
+  if tonumber(redis.call('HGET', told, 'tenant') or 0) >= tonumber(nano.tenant) then return {'unchanged'} end
+  for account, counted in pairs(nano) do
+    local before = redis.call('HGET', told, account) or '0'
+    redis.call('HINCRBY', sums, 'spent:' .. account, minus(before))
+    redis.call('HINCRBY', sums, 'spent:' .. account, counted)
+    redis.call('HSET', told, account, counted)
+  end
+  redis.call('HSET', sums, 'restored:' .. partition, offset)
+  redis.call('PEXPIRE', sums, MONEY_KEPT_MS)
+  redis.call('PEXPIRE', told, MONEY_KEPT_MS)
   return {'restored'}
 end
 

@@ -35,7 +35,7 @@ finds neither its marker nor an epoch that holds and raises `EpochLost`; nothing
 """
 
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from typing import Any
 
@@ -43,6 +43,7 @@ import orjson
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from agents.quota.beside import NOTHING, Beside, Held, Spent, Sums, encode_spent
 from agents.quota.port import (
     OUTCOME_KEEP_MS,
     RETRY_AFTER_MS,
@@ -60,7 +61,9 @@ from agents.quota.port import (
 )
 from schemas.admission import Decision
 from schemas.endings import ENDINGS, EndingCode
+from schemas.generated import Opened
 from schemas.request import Lane
+from schemas.spent import SpentTotal
 from streams import redis_keys
 from streams.directory import Limits
 from streams.script_pipeline import Answer, Script, ScriptPipeline
@@ -70,6 +73,8 @@ REFUSALS_KEPT = 10_000
 _REFUSED = ("refused:1", "refused:2", "cancelled:1", "cancelled:2")
 _ACTIVE = ("active", "jobs")
 """What is reserved: responses, and work of the batch lane."""
+
+_PARTS = ("beginning", "buckets", "money", "quota")
 
 _EPOCH_SCRIPT = """
 local wanted, now_ms, run_id = ARGV[1], ARGV[2], ARGV[3]
@@ -106,6 +111,8 @@ class Restored:
     deadline_ms: int
     decision: Decision | None
     refusal: Refusal | None = None
+    opened: Opened | None = None
+    """Of one that holds: whose limits and budgets it falls under."""
 
 
 class RedisQuota:
@@ -127,7 +134,8 @@ class RedisQuota:
         self.now_ms = now_ms
         self._epoch = ""
         self._scripts = ScriptPipeline(redis, with_run_id=True)
-        self._quota_script = Script(files("agents.quota").joinpath("quota.lua").read_text())
+        scripts = files("agents.quota")
+        self._quota_script = Script("\n".join(scripts.joinpath(f"{part}.lua").read_text() for part in _PARTS))
         self._epoch_script = Script(_EPOCH_SCRIPT)
 
     @property
@@ -183,10 +191,10 @@ class RedisQuota:
         return _Epoch(_text(name), int(_text(intact_until_ms) or 0), _text(run_id))
 
     async def _call(
-        self, operation: str, tenant_id: str, limits: Limits, response_id: str, *arguments: str | int
+        self, operation: str, tenant_id: str, limits: Limits, response_id: str, *arguments: str | int, beside: str = ""
     ) -> Answer:
         try:
-            answer = await self._run(self._epoch, operation, tenant_id, limits, response_id, *arguments)
+            answer = await self._run(self._epoch, operation, tenant_id, limits, response_id, *arguments, beside=beside)
             if _text(answer[0]) != "epoch":
                 return answer
             epoch = await self.read_epoch()
@@ -194,7 +202,7 @@ class RedisQuota:
                 raise EpochLost("no epoch holds")
             self._epoch = epoch
             await self._run(epoch, "adopt", tenant_id, limits, response_id)
-            answer = await self._run(self._epoch, operation, tenant_id, limits, response_id, *arguments)
+            answer = await self._run(self._epoch, operation, tenant_id, limits, response_id, *arguments, beside=beside)
         except RedisError as error:
             raise QuotaUnavailable(_kind(error)) from error
         if _text(answer[0]) == "epoch":
@@ -202,8 +210,9 @@ class RedisQuota:
         return answer
 
     async def _run(
-        self, epoch: str, operation: str, tenant_id: str, limits: Limits, response_id: str, *arguments: str | int
-    ) -> Answer:
+        self, epoch: str, operation: str, tenant_id: str, limits: Limits, response_id: str, *arguments: str | int,
+        beside: str = "",
+    ) -> Answer:  # fmt: skip
         now = "" if self.now_ms is None else self.now_ms
         return await self._scripts.call(
             self._quota_script,
@@ -211,7 +220,7 @@ class RedisQuota:
             [
                 operation, epoch, now, limits.requests_per_minute, limits.tokens_per_minute,
                 limits.concurrent_responses, limits.concurrent_jobs, response_id, self._keep_ms, self._refusals_kept,
-                *arguments,
+                beside, *arguments,
             ],
         )  # fmt: skip
 
@@ -226,23 +235,28 @@ class RedisQuota:
         lane: Lane = Lane.STANDARD,
         decision: Decision | None = None,
         may_wait: bool = False,
+        beside: Beside = NOTHING,
     ) -> Outcome | NotYet:
         wanted = "" if decision is None else _stored(decision)
         arguments = (tokens, deadline_ms, _kind_of_work(lane), wanted, int(may_wait))
-        answer = await self._call("reserve", tenant_id, limits, response_id, *arguments)
+        answer = await self._call("reserve", tenant_id, limits, response_id, *arguments, beside=beside.encode())
         if _text(answer[0]) == "wait":
-            return NotYet(Refusal.model_validate_json(_text(answer[1])))
+            return NotYet(_refusal(_text(answer[1])))
         return _outcome(answer, decision)
 
-    async def look(self, tenant_id: str, limits: Limits, response_id: str, *, deadline_ms: int) -> Outcome | None:
-        answer = await self._call("look", tenant_id, limits, response_id, deadline_ms)
+    async def look(
+        self, tenant_id: str, limits: Limits, response_id: str, *, deadline_ms: int, beside: Beside = NOTHING
+    ) -> Outcome | None:
+        answer = await self._call("look", tenant_id, limits, response_id, deadline_ms, beside=beside.encode())
         return None if _text(answer[0]) == "room" else _outcome(answer)
 
     async def decide(
-        self, tenant_id: str, limits: Limits, response_id: str, decision: Decision, *, tokens: int, deadline_ms: int
-    ) -> Outcome:
+        self, tenant_id: str, limits: Limits, response_id: str, decision: Decision, *, tokens: int, deadline_ms: int,
+        beside: Beside = NOTHING,
+    ) -> Outcome:  # fmt: skip
         arguments = (tokens, deadline_ms, _kind_of_work(decision.lane_asked), _stored(decision), 0)
-        return _outcome(await self._call("decide", tenant_id, limits, response_id, *arguments), decision)
+        answer = await self._call("decide", tenant_id, limits, response_id, *arguments, beside=beside.encode())
+        return _outcome(answer, decision)
 
     async def place(
         self, tenant_id: str, limits: Limits, response_id: str, move: int, place: Decision | None
@@ -263,17 +277,23 @@ class RedisQuota:
         *,
         deadline_ms: int,
         spends_request: bool = False,
+        beside: Beside = NOTHING,
     ) -> Outcome:
         arguments = (refusal.code.value, deadline_ms, int(spends_request))
-        outcome = _outcome(await self._call("refuse", tenant_id, limits, response_id, *arguments))
+        answer = await self._call("refuse", tenant_id, limits, response_id, *arguments, beside=beside.encode())
+        outcome = _outcome(answer)
         # Nobody has kept the words; those of the same refusal are the same.
         return refusal if isinstance(outcome, Refusal) and outcome.code is refusal.code else outcome
 
-    async def settle(self, tenant_id: str, limits: Limits, response_id: str, choice: int, used_tokens: int) -> str:
-        return _text((await self._call("settle", tenant_id, limits, response_id, choice, used_tokens))[0])
+    async def settle(
+        self, tenant_id: str, limits: Limits, response_id: str, choice: int, used_tokens: int,
+        spent: Spent | None = None,
+    ) -> str:  # fmt: skip
+        call = self._call("settle", tenant_id, limits, response_id, choice, used_tokens, beside=encode_spent(spent))
+        return _text((await call)[0])
 
-    async def refund(self, tenant_id: str, limits: Limits, response_id: str) -> bool:
-        return _text((await self._call("refund", tenant_id, limits, response_id))[0]) == "refunded"
+    async def refund(self, tenant_id: str, limits: Limits, response_id: str, *, is_forgotten: bool = False) -> bool:
+        return _text((await self._call("refund", tenant_id, limits, response_id, int(is_forgotten)))[0]) == "refunded"
 
     async def overdue(self, tenant_id: str, before_ms: int, limit: int, *, skip: int = 0) -> list[Overdue]:
         try:
@@ -305,7 +325,57 @@ class RedisQuota:
         except RedisError as error:
             raise QuotaUnavailable(_kind(error)) from error
 
-    async def restore(self, epoch: str, reservation: Restored, limits: Limits) -> bool:
+    async def sums(self, tenant_id: str, month: str, currency: str) -> Sums:
+        sums = Sums()
+        for name, number in (await self._money(tenant_id, f"money:{month}:{currency}")).items():
+            kind, _, account = name.partition(":")
+            stands = sums.of(account)
+            if kind == "spent":
+                sums.accounts[account] = replace(stands, spent=int(number))
+            elif kind == "held":
+                sums.accounts[account] = replace(stands, held=int(number))
+            elif kind == "told":
+                sums.told.add(account)
+        return sums
+
+    async def told_by(self, tenant_id: str, month: str, currency: str, partition: int) -> dict[str, int]:
+        told = await self._money(tenant_id, f"money:{month}:{currency}:{partition}")
+        return {account: int(nano) for account, nano in told.items()}
+
+    async def note_told(self, tenant_id: str, month: str, currency: str, alert: str) -> None:
+        try:
+            await self._redis.hset(self._key(tenant_id, f"money:{month}:{currency}"), f"told:{alert}", "1")
+        except RedisError as error:
+            raise QuotaUnavailable(_kind(error)) from error
+
+    async def holds(self, tenant_id: str) -> dict[str, Held]:
+        found = {}
+        for response_id, stored in (await self._money(tenant_id, "holds")).items():
+            held = orjson.loads(stored)
+            found[response_id] = Held(
+                held["month"], held["currency"], int(held["nano"]), held["project"], held["key"], int(held["at_ms"])
+            )  # fmt: skip
+        return found
+
+    async def _money(self, tenant_id: str, name: str) -> dict[str, str]:
+        try:
+            fields = await self._redis.hgetall(self._key(tenant_id, name))
+        except RedisError as error:
+            raise QuotaUnavailable(_kind(error)) from error
+        return {_text(field): _text(value) for field, value in fields.items()}
+
+    def _key(self, tenant_id: str, name: str) -> str:
+        return redis_keys.quota(self._region, tenant_id, name)
+
+    async def restore_spent(self, epoch: str, total: SpentTotal) -> bool:
+        """Puts back what the log proves was spent and told. False when that much is there. Raises as `restore` does."""
+        for alert in total.told:
+            await self.note_told(total.scope.tenant_id, total.month, total.currency, alert)
+        nano = orjson.dumps({account: str(spent) for account, spent in total.nano.items()}).decode()
+        arguments = (total.month, total.currency, total.partition, total.offset, nano)
+        return await self._put_back(epoch, "restore_spent", total.scope.tenant_id, Limits(), "", *arguments)
+
+    async def restore(self, epoch: str, reservation: Restored, limits: Limits, beside: Beside = NOTHING) -> bool:
         """Puts back what the log proves, under a `new_epoch` that does not hold yet. False when it was there.
 
         Until it holds nothing can be decided, here or elsewhere. Raises EpochLost if Redis was started again since,
@@ -319,10 +389,16 @@ class RedisQuota:
         else:
             raise ValueError("a reservation without decision needs a refusal")
         arguments = (state, reservation.tokens, reservation.deadline_ms, _kind_of_work(lane), payload)
+        return await self._put_back(
+            epoch, "restore", reservation.tenant_id, limits, reservation.response_id, *arguments, beside=beside.encode()
+        )
+
+    async def _put_back(
+        self, epoch: str, operation: str, tenant_id: str, limits: Limits, response_id: str, *arguments: str | int,
+        beside: str = "",
+    ) -> bool:  # fmt: skip
         try:
-            answer = await self._run(
-                epoch, "restore", reservation.tenant_id, limits, reservation.response_id, *arguments
-            )
+            answer = await self._run(epoch, operation, tenant_id, limits, response_id, *arguments, beside=beside)
         except RedisError as error:
             raise QuotaUnavailable(_kind(error)) from error
         kind = _text(answer[0])
@@ -342,7 +418,7 @@ def _outcome(answer: Answer, wanted: Decision | None = None) -> Outcome:
     if kind == "decided":
         return Decided(Decision.model_validate_json(_text(answer[1])), int(answer[2]))
     if kind == "refused":
-        return Refusal.model_validate_json(_text(answer[2])) if len(answer) > 2 else _refusal_again(_text(answer[1]))
+        return _refusal(_text(answer[2])) if len(answer) > 2 else _refusal_again(_text(answer[1]))
     if kind == "refunded":
         return Refunded()
     if kind == "finished":
@@ -354,6 +430,18 @@ def _figures(answer: Answer) -> dict[str, int]:
     """Behind what was taken; none where nothing was."""
     figures: dict[str, int] = orjson.loads(_text(answer[2])) if len(answer) > 2 else {}
     return figures
+
+
+def _refusal(told: str) -> Refusal:
+    """Whose limit or budget it is stands in its words too."""
+    refusal = Refusal.model_validate_json(told)
+    if not refusal.limited:
+        return refusal
+    whose = refusal.limited.partition(":")[0]
+    message = f"{ENDINGS[refusal.code].message.removesuffix('.')} for this {whose}."
+    if refusal.code is EndingCode.BUDGET_EXHAUSTED and refusal.held:
+        message = f"What is left of this month's budget for this {whose} is held for answers that still run."
+    return refusal.model_copy(update={"message": message})
 
 
 def _refusal_again(stored: str) -> Refusal:

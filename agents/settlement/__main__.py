@@ -9,12 +9,16 @@ import structlog
 
 from agents.quota.store import RedisQuota
 from agents.settlement.core import LaneQueues, Settlement
+from agents.settlement.spending import Spending
+from schemas.codec import Undecodable
 from streams.clocks import now_ms
+from streams.dead_letters import letter_of
 from streams.entry_point import EXIT_FAILED, exit_code
 from streams.garbage import collect_seldom
 from streams.health import HealthServer
-from streams.log.kafka import UNHURRIED_FETCH_BYTES, KafkaConsumer, KafkaProducer
-from streams.log.port import LogConsumer, LogError
+from streams.log.kafka import QUIET_FETCH_WAIT_MS, UNHURRIED_FETCH_BYTES, KafkaConsumer, KafkaProducer
+from streams.log.port import LogConsumer, LogError, LogRecord
+from streams.price_list import PriceList, PriceReader
 from streams.redis_client import connect_quota
 from streams.settings import Settings
 from streams.stop_signals import on_signals
@@ -35,16 +39,33 @@ def run(settings: Settings) -> int:
             readers[pool] = KafkaConsumer(settings.kafka, f"{settings.region}.workers.{pool}", "settlement-reader")
         return readers[pool]
 
+    topics, prices = settings.topics, PriceList()
+    directory, quota = TomlTenantDirectory(settings.tenants_file), RedisQuota(redis, settings.region)
+    producer = KafkaProducer(settings.kafka, "settlement")
+
+    def bury(record: LogRecord, error: Undecodable) -> None:
+        letter = letter_of(record, "settlement", error.reason, error.detail, now_ms())
+        producer.produce(topics.dead_letters.name, letter.encode(), key=letter.key)
+
+    price_reader = PriceReader(
+        lambda: KafkaConsumer(settings.kafka, None, "settlement-prices", fetch_wait_ms=QUIET_FETCH_WAIT_MS),
+        topics.prices.name, prices, bury,
+    )  # fmt: skip
+    spending = Spending(
+        topics=topics, producer=producer, quota=quota, directory=directory, region=settings.region, prices=prices,
+        reader=price_reader, clock_ms=now_ms,
+    )  # fmt: skip
     with asyncio.Runner() as loop:
         settlement = Settlement(
-            topics=settings.topics,
+            topics=topics,
             consumer=KafkaConsumer(
                 settings.kafka, f"{settings.region}.settlement", "settlement", fetch_min_bytes=UNHURRIED_FETCH_BYTES
             ),
-            producer=KafkaProducer(settings.kafka, "settlement"),
-            quota=RedisQuota(redis, settings.region),
-            directory=TomlTenantDirectory(settings.tenants_file),
-            queued=LaneQueues(settings.topics, reader_of),
+            producer=producer,
+            quota=quota,
+            directory=directory,
+            queued=LaneQueues(topics, reader_of),
+            spending=spending,
             clock_ms=now_ms,
             wait=stopping.wait,
             run=loop.run,
@@ -69,6 +90,7 @@ def run(settings: Settings) -> int:
         finally:
             for reader in readers.values():
                 reader.close()
+            price_reader.close()
             loop.run(redis.aclose())
             health.close()
     return 0

@@ -1,9 +1,9 @@
 """Turns reservations into what was used, from `usage`; and returns what nobody will ever settle.
 
 `step()` reads, settles, commits. Settling is idempotent per response and choice, so a crash between the two only
-repeats it. While the quota store does not answer, the same records are kept and tried again; nothing is committed past
-them, and nothing more is read. What was logged before the store's memory begins is passed over: `usage` keeps more than
-a year of it.
+repeats it. What was spent is told between the two (`agents.settlement.spending`). While the quota store does not
+answer, the same records are kept and tried again; nothing is committed past them, and nothing more is read. What was
+logged before the store's memory begins is passed over: `usage` keeps more than a year of it.
 """
 
 import asyncio
@@ -16,6 +16,7 @@ import structlog
 from agents.quota.limits import limits_of
 from agents.quota.port import OUTCOME_KEEP_MS, Overdue, QuotaStore, QuotaUnavailable
 from agents.settlement import metrics
+from agents.settlement.spending import Spending
 from schemas.admission import Decision
 from schemas.codec import Undecodable, decode
 from schemas.request import Lane
@@ -29,6 +30,8 @@ from streams.topics import LONGEST_RESPONSE_MS, Topics
 MAX_RECORDS = 500
 POLL_S = 0.2
 RETRY_S = 0.5
+COMMIT_INTERVAL_MS = 1_000
+"""Where something was spent, which is told before."""
 SWEEP_INTERVAL_MS = 5_000
 SWEEP_GRACE_MS = 60_000
 """How long after its deadline a reservation may still be settled in the usual way."""
@@ -104,6 +107,7 @@ class Settlement:
         quota: QuotaStore,
         directory: TenantDirectory,
         queued: Queued,
+        spending: Spending,
         clock_ms: Callable[[], int],
         wait: Callable[[float], object],
         run: Callable[..., object],
@@ -114,12 +118,14 @@ class Settlement:
         self._quota = quota
         self._directory = directory
         self._queued = queued
+        self._spending = spending
         self._clock_ms = clock_ms
         self._wait = wait
         self._run = run
         self._kept: list[_Kept] = []
-        self._passed_over: dict[TopicPartition, int] = {}
-        """Up to where, not committed yet."""
+        self._done: dict[TopicPartition, int] = {}
+        """Up to where all is settled, or passed over, and not committed yet."""
+        self._next_commit_ms = 0
         self._next_sweep_ms = 0
         self._looked_at: dict[str, int] = {}
         self._usage_then: tuple[int, dict[TopicPartition, int]] | None = None
@@ -132,7 +138,11 @@ class Settlement:
         )
 
     def close(self) -> None:
-        self._consumer.close()
+        """What is settled is told and committed first. Raises LogError."""
+        try:
+            self._commit(self._clock_ms())
+        finally:
+            self._consumer.close()
 
     def _on_assign(self, partitions: Sequence[TopicPartition]) -> None:
         self.assigned = True
@@ -142,10 +152,12 @@ class Settlement:
     def _on_revoke(self, partitions: Sequence[TopicPartition]) -> None:
         gone = set(partitions)
         self._kept = [kept for kept in self._kept if kept.record.source not in gone]
-        self._passed_over = {place: offset for place, offset in self._passed_over.items() if place not in gone}
+        self._done = {place: offset for place, offset in self._done.items() if place not in gone}
+        self._spending.drop(gone)
 
     def step(self) -> int:
         """Reads, settles, commits, sweeps when it is time. Returns how many records it finished. Raises LogError."""
+        self._spending.read_prices()
         # While the store is away all partitions are paused, so nothing comes: polling keeps the membership alive.
         records = self._consumer.poll(MAX_RECORDS, POLL_S if self.store_answers else 0)
         # Not before: a partition may have been revoked in `poll`.
@@ -165,7 +177,8 @@ class Settlement:
             self.store_answers = True
             self._consumer.resume(self._consumer.assignment())
         self._kept = []
-        self._commit([each.record for each in kept])
+        self._done |= {each.record.source: each.record.offset + 1 for each in kept}
+        self._commit_when_due()
         self._sweep_when_due()
         return len(kept)
 
@@ -183,33 +196,49 @@ class Settlement:
             if begin > last:
                 _log.info("usage_passed_over", partition=partition.partition, up_to=begin)
                 self._consumer.seek(partition, begin)
-                self._passed_over[partition] = begin
+                self._done[partition] = begin
                 left.add(partition)
         return [record for record in records if record.source not in left]
 
-    def _commit(self, records: Sequence[LogRecord]) -> None:
+    def _commit_when_due(self) -> None:
+        """What was spent is told first, and that not with every step."""
+        now_ms = self._clock_ms()
+        if not self._spending.has_changed or is_due(self._next_commit_ms, now_ms, COMMIT_INTERVAL_MS):
+            self._commit(now_ms)
+
+    def _commit(self, now_ms: int) -> None:
         owned = set(self._consumer.assignment())
-        read = {record.source: record.offset + 1 for record in records}
-        offsets = {place: offset for place, offset in (self._passed_over | read).items() if place in owned}
-        if offsets:
-            if self._producer.flush(FLUSH_TIMEOUT_S):
-                raise LogError("dead letters were not acknowledged in time", retriable=True)
-            self._consumer.commit(offsets)
-        self._passed_over = {}
+        done = {place: offset for place, offset in self._done.items() if place in owned}
+        if not done:
+            return
+        try:
+            self._run(self._spending.tell(done))
+        except QuotaUnavailable as error:
+            # With the next step: what is settled stays so.
+            _log.warning("commit_put_off", error=str(error))
+            return
+        if self._producer.flush(FLUSH_TIMEOUT_S):
+            raise LogError("what was spent, or a dead letter, was not acknowledged in time", retriable=True)
+        self._consumer.commit(done)
+        self._done = {}
+        self._next_commit_ms = now_ms + COMMIT_INTERVAL_MS
 
     async def _settle_all(self, kept: Sequence[_Kept]) -> None:
-        events = [each.event for each in kept if each.event is not None]
-        results = await asyncio.gather(*(self._settle(event) for event in events), return_exceptions=True)
+        settling = (self._settle(each.record, each.event) for each in kept if each.event is not None)
+        results = await asyncio.gather(*settling, return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
                 raise result
         for result in results:
             metrics.SETTLEMENTS.labels(result).inc()
 
-    async def _settle(self, event: UsageEvent) -> str:
+    async def _settle(self, record: LogRecord, event: UsageEvent) -> str:
         tenant_id = event.scope.tenant_id
-        limits = limits_of(tenant_id, self._directory)
-        return await self._quota.settle(tenant_id, limits, event.response_id, event.choice, used_tokens(event))
+        limits, spent = limits_of(tenant_id, self._directory), self._spending.of(event, record)
+        tokens = used_tokens(event)
+        result = await self._quota.settle(tenant_id, limits, event.response_id, event.choice, tokens, spent)
+        self._spending.note(event, spent)
+        return result
 
     def _decode(self, record: LogRecord) -> UsageEvent | None:
         try:
@@ -235,6 +264,8 @@ class Settlement:
             if self._is_settled_up_to(ends):
                 self._usage_then = None
                 self._run(self.sweep(min(then_ms, now_ms)))
+            if TopicPartition(self._topics.usage.name, 0) in self._consumer.assignment():
+                self._run(self._spending.look())
         except (QuotaUnavailable, LogError) as error:
             _log.warning("sweep_put_off", error=str(error))
 
@@ -274,6 +305,8 @@ class Settlement:
 
         for tenant in self._directory.tenants():
             await self._sweep_tenant(tenant, now_ms - SWEEP_GRACE_MS, may_be_queued)
+            for response_id in await self._spending.forgotten(tenant, now_ms - REMEMBERED_MS):
+                await self._quota.refund(tenant.tenant_id, tenant.limits, response_id, is_forgotten=True)
 
     async def _sweep_tenant(self, tenant: Tenant, before_ms: int, may_be_queued: Callable[[Overdue], bool]) -> None:
         # What is left where it is must not hide what stands behind it.

@@ -12,6 +12,7 @@ from deploy.cli import (
     backup,
     batch,
     billing,
+    budgets,
     cluster,
     invoices,
     keys,
@@ -35,7 +36,7 @@ from streams.provisioning import DriftError
 from streams.settings import SettingsError
 
 COMMANDS = (
-    lifecycle, overview, questions, batch, trace, keys, cluster, backup, billing, prices, usage, invoices,
+    lifecycle, overview, questions, batch, trace, keys, cluster, backup, billing, prices, budgets, usage, invoices,
 )  # fmt: skip
 """Importing them registers their commands, in the order of `sluice --help`."""
 

@@ -44,16 +44,18 @@ class Attempts:
     def admit(self, work: Work, now_ms: int) -> None:
         self._works.by_response[work.response_id] = work
         self.deadlines.add(work.response_id, work.request.deadline_ms)
-        if self._remembered.take_cancel(work.response_id):
-            self.end(work, EndingCode.CANCELLED, now_ms)
+        code = self._remembered.take_cancel(work.response_id)
+        if code is not None:
+            self.end(work, code, now_ms)
         else:
             self.queue(work, now_ms)
 
-    def cancel(self, work: Work, now_ms: int) -> None:
-        work.cancelled = True
+    def cancel(self, work: Work, now_ms: int, code: EndingCode = EndingCode.CANCELLED) -> None:
+        """`code`: how it ends for that; the first one counts."""
+        work.cancelled = work.cancelled or code
         # While another worker has the lease, the cancel is that worker's to answer.
         if work.phase is not Phase.WAITING:
-            self.end(work, EndingCode.CANCELLED, now_ms)
+            self.end(work, work.cancelled, now_ms)
 
     def halt(self, work: Work, now_ms: int, outcome: str = "halted") -> None:
         """It has been ended by others, or moved on."""
@@ -199,7 +201,7 @@ class Attempts:
 
     def queue(self, work: Work, now_ms: int, *, front: bool = False) -> None:
         if work.cancelled:
-            self.end(work, EndingCode.CANCELLED, now_ms)
+            self.end(work, work.cancelled, now_ms)
             return
         is_anothers = not work.is_own and work.plan != "claim"
         if not self.may_start and (is_anothers or (self.is_draining and not work.is_owed)):
@@ -347,7 +349,7 @@ class Attempts:
         elif answer.finding == "superseded":
             self._wait(work, "claim", now_ms + RETRY_MS)
         elif work.cancelled:
-            self.end(work, EndingCode.CANCELLED, now_ms)
+            self.end(work, work.cancelled, now_ms)
         elif work.request.deadline_ms <= now_ms:
             self.end(work, EndingCode.DEADLINE_EXCEEDED, now_ms)
         elif (why := why_interrupted(work, answer)) is not None:

@@ -5,6 +5,8 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from gpu_consumers.core.work import Work
+from schemas.control import CANCEL_CODES
+from schemas.endings import EndingCode
 from schemas.request import AdmittedRequest, Sampling
 from streams.recent_ids import RecentIds
 
@@ -46,12 +48,12 @@ class Remembered:
     """Bounded in number and time, the oldest goes first."""
 
     def __init__(self) -> None:
-        self._cancels = RecentIds()
+        self._cancels = {code: RecentIds() for code in CANCEL_CODES}
         self._halts = RecentIds()
         self.ended: OrderedDict[str, Ended] = OrderedDict()
 
-    def cancel(self, response_id: str, tenant_id: str, now_ms: int) -> None:
-        self._cancels.add(response_id, tenant_id, now_ms)
+    def cancel(self, response_id: str, tenant_id: str, now_ms: int, code: EndingCode = EndingCode.CANCELLED) -> None:
+        self._cancels[code].add(response_id, tenant_id, now_ms)
 
     def halt(self, response_id: str, tenant_id: str, now_ms: int) -> None:
         self._halts.add(response_id, tenant_id, now_ms)
@@ -80,12 +82,14 @@ class Remembered:
             return None
         return self.ended.pop(response_id)
 
-    def take_cancel(self, response_id: str) -> bool:
-        """Whether it was cancelled; asked once."""
-        return self._cancels.take(response_id) is not None
+    def take_cancel(self, response_id: str) -> EndingCode | None:
+        """How it ends, where it was cancelled; asked once."""
+        taken = [code for code, cancels in self._cancels.items() if cancels.take(response_id) is not None]
+        return taken[0] if taken else None
 
     def tick(self, now_ms: int) -> None:
-        self._cancels.forget(now_ms)
+        for cancels in self._cancels.values():
+            cancels.forget(now_ms)
         self._halts.forget(now_ms)
         while self.ended and next(iter(self.ended.values())).forget_at_ms <= now_ms:
             self.ended.popitem(last=False)

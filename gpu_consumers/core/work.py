@@ -21,6 +21,7 @@ from gpu_consumers.core.fair_queue import NEVER
 from gpu_consumers.core.held import Held
 from gpu_consumers.engines.port import Accepted, EngineRequest
 from schemas.base import Scope
+from schemas.endings import EndingCode
 from schemas.request import LANES, AdmittedRequest, Lane
 from streams.log.offset_tracker import OffsetTracker
 
@@ -75,7 +76,7 @@ class Work:
     is_known_free: bool = False
     """Since it waits here it was looked up, and nobody had it."""
     must_take_over: bool = False
-    cancelled: bool = False
+    cancelled: EndingCode | None = None
     losses: int = 0
     """How often it was lost with its worker or engine before it had said anything, or anything more."""
     lost_elsewhere: int = 0

@@ -119,7 +119,7 @@ class WorkerCore:
         request.stage_ms["taken"] = now_ms
         work = Work(
             request, prompt, len(prompt), self._shared(request.scope), sources=[source],
-            cancelled=known is not None and known.cancelled,
+            cancelled=None if known is None else known.cancelled,
         )  # fmt: skip
         self._attempts.admit(work, now_ms)
 
@@ -156,9 +156,9 @@ class WorkerCore:
             work = self._works.by_response.get(control.response_id)
             if isinstance(control, Cancel):
                 if work is None:
-                    self._remembered.cancel(control.response_id, control.scope.tenant_id, now_ms)
+                    self._remembered.cancel(control.response_id, control.scope.tenant_id, now_ms, control.code)
                 else:
-                    self._attempts.cancel(work, now_ms)
+                    self._attempts.cancel(work, now_ms, control.code)
             elif work is None:
                 self._remembered.halt(control.response_id, control.scope.tenant_id, now_ms)
             else:

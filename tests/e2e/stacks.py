@@ -14,7 +14,7 @@ from prometheus_client.samples import Sample
 
 from deploy.local.runner import Stack, simulated
 from deploy.tenants_file import create_api_key, create_tenant, write_tenants
-from streams.directory import Limits, Tenant
+from streams.directory import Budget, Limits, Tenant
 from streams.toml_directory import read_tenants
 from tests.servers import until
 
@@ -43,6 +43,7 @@ TENANTS = (
     Tenant(tenant_id="few-requests", limits=Limits(requests_per_minute=1)),
     Tenant(tenant_id="few-tokens", limits=Limits(tokens_per_minute=100, max_output_tokens=4_096)),
     Tenant(tenant_id="one-at-a-time", limits=Limits(concurrent_responses=1)),
+    Tenant(tenant_id="small-budget", budget=Budget(amount="0.00001")),
     Tenant(tenant_id="north", tier="paid"),
     Tenant(tenant_id="south", tier="paid"),
     Tenant(tenant_id="brief", limits=AMPLE.model_copy(update={"max_output_tokens": 32})),

@@ -206,6 +206,16 @@ def test_too_many_requests_say_when_to_come_back(stack: Stack) -> None:
     assert headers["x-request-id"].startswith("resp_local-")
 
 
+def test_what_may_cost_more_than_the_budget_has_left_is_refused_and_not_asked_again(stack: Stack) -> None:
+    with openai_client(stack, "small-budget") as client:
+        assert client.chat.completions.create(model="default", messages=user("Hi"), max_tokens=2).choices
+        with pytest.raises(openai.RateLimitError) as refused:
+            client.chat.completions.create(model="default", messages=user("Hi"), max_tokens=60)
+    assert (refused.value.code, refused.value.type) == ("budget_exhausted", "insufficient_quota")
+    assert refused.value.response.headers["x-should-retry"] == "false"
+    assert "for this tenant" in refused.value.message
+
+
 def test_too_many_tokens_are_refused_before_they_are_made(stack: Stack) -> None:
     with openai_client(stack, "few-tokens") as client:
 

@@ -8,7 +8,7 @@ from typing import Any
 from tests.history.log import Generated, Log
 from tests.history.violation import Violation, exactly_one
 
-CHARGED = frozenset({"completed", "cancelled", "safety_halted", "deadline_exceeded"})
+CHARGED = frozenset({"completed", "cancelled", "safety_halted", "deadline_exceeded", "budget_exhausted"})
 """Endings for which tokens are charged, once a worker has begun: as analysts are told."""
 BILLED = (
     "response_id", "choice", "endpoint", "model", "requested_model", "pool", "lane", "worker_id", "ending",

@@ -3,26 +3,36 @@
 import asyncio
 import signal
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from redis.asyncio import Redis
 
+from agents.quota.beside import Beside, Hold, Month
 from agents.quota.port import Finished
 from agents.quota.store import RedisQuota
 from agents.settlement import core
 from agents.settlement.core import REMEMBERED_MS, LaneQueues, Settlement
+from agents.settlement.spending import Spending
 from schemas.base import Scope
 from schemas.endings import EndingCode
+from schemas.spent import SpentTotal
 from schemas.usage import UsageEvent
 from streams.directory import Limits
 from streams.log.kafka import KafkaConsumer, KafkaProducer
+from streams.log.reading import kept_offsets, read_offsets
+from streams.price_list import PriceList, PriceReader, told_of
+from streams.pricing import PriceRow
 from streams.settings import KafkaSettings
 from streams.toml_directory import TomlTenantDirectory
 from tests.processes.region import Region, now_ms
 from tests.servers import until
 from tests.unit.agents.quota.quota_model import ModelQuota
 
+PRICE = PriceRow("m", "USD", 0, 10_000, 1_000, 20_000, 20_000)
+LINE_NANO = (5 * 10_000 + 5 * 20_000) // 1_000
+"""Of one `usage`."""
 LIMITS = Limits(requests_per_minute=1_000_000, tokens_per_minute=1_000_000_000, concurrent_responses=100_000)
 
 
@@ -47,8 +57,12 @@ def test_killed_and_started_again_it_settles_everything_once(
         async with Redis.from_url(redis_url, retry=None) as client:
             quota = RedisQuota(client, region.name)
             await quota.begin_epoch(await quota.new_epoch(), now_ms())
+            region.put(region.topics.prices.name, told_of(PRICE).encode(), key=PRICE.price_id)
+            region.flush()
+            began, hold = Month.of(now_ms()).name, Beside(hold=Hold(now_ms(), "USD", 1_000, 1, "default", "", {}))
             for name in names:
-                await quota.reserve("acme", LIMITS, name, tokens=100, deadline_ms=now_ms() + 600_000)
+                deadline_ms = now_ms() + 600_000
+                await quota.reserve("acme", LIMITS, name, tokens=100, deadline_ms=deadline_ms, beside=hold)
 
             async def until_active(at_most: int) -> None:
                 deadline_s = time.monotonic() + 60
@@ -72,6 +86,15 @@ def test_killed_and_started_again_it_settles_everything_once(
             for name in names:
                 outcome = await quota.reserve("acme", LIMITS, name, tokens=100, deadline_ms=now_ms())
                 assert outcome == Finished()
+            months = [await quota.sums("acme", each, "USD") for each in {began, Month.of(now_ms()).name}]
+            assert sum(month.of("tenant").spent for month in months) == 200 * LINE_NANO
+            assert sum(month.of("tenant").held for month in months) == 0
+        told: dict[bytes | None, SpentTotal] = {}
+        with closing(KafkaConsumer(kafka_settings, None, "told")) as reader:
+            written = kept_offsets(reader, reader.partitions(region.topics.spent.name))
+            for record in read_offsets(reader, written, time.monotonic() + 60):
+                told[record.key] = SpentTotal.model_validate_json(record.value or b"")
+        assert sum(total.nano["tenant"] for total in told.values()) == 200 * LINE_NANO, "as it was committed"
 
     asyncio.run(story())
     region.close()
@@ -95,11 +118,23 @@ def test_a_group_that_is_new_goes_on_where_the_stores_memory_begins(
     used([f"known{number}" for number in range(10)])
     with asyncio.Runner() as loop:
         consumer = KafkaConsumer(kafka_settings, f"{region.name}.settlement", "settlement")
+        producer, quota, prices = KafkaProducer(kafka_settings, "settlement"), ModelQuota(), PriceList()
+        directory = TomlTenantDirectory(region.tenants_file)
+
+        def clock_ms() -> int:
+            return memory_begins_ms + REMEMBERED_MS
+
+        reader = PriceReader(
+            lambda: KafkaConsumer(kafka_settings, None, "prices"), region.topics.prices.name, prices, lambda *_: None
+        )
         settlement = Settlement(
-            topics=region.topics, consumer=consumer, producer=KafkaProducer(kafka_settings, "settlement"),
-            quota=ModelQuota(), directory=TomlTenantDirectory(region.tenants_file),
+            topics=region.topics, consumer=consumer, producer=producer, quota=quota, directory=directory,
             queued=LaneQueues(region.topics, lambda _pool: consumer),
-            clock_ms=lambda: memory_begins_ms + REMEMBERED_MS, wait=time.sleep, run=loop.run,
+            spending=Spending(
+                topics=region.topics, producer=producer, quota=quota, directory=directory, region=region.name,
+                prices=prices, reader=reader, clock_ms=clock_ms,
+            ),
+            clock_ms=clock_ms, wait=time.sleep, run=loop.run,
         )  # fmt: skip
         settlement.start()
         finished: list[int] = []
@@ -111,5 +146,6 @@ def test_a_group_that_is_new_goes_on_where_the_stores_memory_begins(
 
         until(is_at_the_end, "all is settled or passed over")
         settlement.close()
+        reader.close()
     assert sum(finished) == 10
     region.close()

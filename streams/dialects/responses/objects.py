@@ -17,6 +17,7 @@ _ERROR_CODES: Final[dict[EndingCode, str]] = {
     EndingCode.RATE_LIMITED_REQUESTS: "rate_limit_exceeded",
     EndingCode.RATE_LIMITED_TOKENS: "rate_limit_exceeded",
     EndingCode.RATE_LIMITED_CONCURRENCY: "rate_limit_exceeded",
+    EndingCode.BUDGET_EXHAUSTED: "rate_limit_exceeded",
     EndingCode.INVALID_REQUEST: "invalid_prompt",
     EndingCode.UNSUPPORTED_PARAMETER: "invalid_prompt",
     EndingCode.MODEL_NOT_FOUND: "invalid_prompt",

@@ -21,12 +21,16 @@ from deploy.tenants_file import (
     revoke_key,
     write_tenants,
 )
-from streams.directory import KeyScope, Limits, Role, SafetyPolicy, Tenant
+from streams.directory import Budget, KeyScope, Limits, Role, SafetyPolicy, ScopedLimits, Tenant
 from streams.signing import sign_job, verify_job
 from streams.toml_directory import TomlTenantDirectory, read_tenants
 
 CHANGES = 20
 any_text = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
+budgets = st.builds(
+    Budget, amount=st.decimals(0, 4_000_000, places=9, allow_nan=False), hard=st.booleans(),
+    thresholds=st.lists(st.integers(1, 100), max_size=3),
+)  # fmt: skip
 tenants = st.builds(
     Tenant,
     tenant_id=st.from_regex(r"[a-z0-9][a-z0-9-]{0,10}", fullmatch=True),
@@ -36,6 +40,11 @@ tenants = st.builds(
         SafetyPolicy, prompt_deny=st.lists(any_text, max_size=4), output_deny=st.lists(any_text, max_size=4)
     ),
     models=st.lists(any_text, max_size=3),
+    budget=st.none() | budgets,
+    project_budgets=st.dictionaries(any_text.filter(bool), budgets, max_size=2),
+    model_limits=st.dictionaries(
+        st.sampled_from(["tiny", "org/large 2"]), st.builds(ScopedLimits, tokens_per_minute=st.none() | st.just(9))
+    ),
 )
 
 

@@ -171,8 +171,8 @@ class Region:
             self.halted.add(record.response_id)
         self.log.append(TOPICS.control.name, record.encode())
 
-    def cancel(self, response_id: str) -> None:
-        self.control(Cancel(response_id=response_id, scope=SCOPE, reason="client", requested_at_ms=self.now_ms))
+    def cancel(self, response_id: str, reason: Literal["client", "budget"] = "client") -> None:
+        self.control(Cancel(response_id=response_id, scope=SCOPE, reason=reason, requested_at_ms=self.now_ms))
 
     def judge(self) -> None:
         """Folds what is new on `generated`, and answers fences that do not count."""

@@ -316,7 +316,7 @@ def test_a_cancel_of_what_was_moved_on_is_not_forgotten() -> None:
     fleet.run(20)
     fleet.region.moves_are_late = True
     fleet.region.desert(response_id)
-    fleet.all[0].core._works.by_response[response_id].cancelled = True
+    fleet.all[0].core._works.by_response[response_id].cancelled = EndingCode.CANCELLED
     fleet.region.place()
     fleet.run(200)
     assert fleet.region.terminal(response_id) is EndingCode.CANCELLED

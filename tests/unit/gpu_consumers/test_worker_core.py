@@ -140,6 +140,18 @@ def test_a_running_request_is_cancelled_after_what_it_said() -> None:
     assert worker.engine.stats() == EngineStats(kv_blocks_total=1_000, block_tokens=16, shares_prefixes=True)
 
 
+def test_what_a_budget_has_no_room_for_ends_as_that_whether_it_runs_or_waits() -> None:
+    fleet = Fleet("a", max_running=1)
+    running, waiting = fleet.region.request(max_tokens=500), fleet.region.request()
+    fleet.run(400)
+    for response_id in (running, waiting):
+        fleet.region.cancel(response_id, "budget")
+    fleet.run(100)
+    check(fleet.region)
+    assert {fleet.region.terminal(each) for each in (running, waiting)} == {EndingCode.BUDGET_EXHAUSTED}
+    assert len(fleet.region.tokens[running]) > 5, "what was generated is billed"
+
+
 def test_a_waiting_request_is_cancelled_without_entering_the_engine() -> None:
     fleet = Fleet("a", max_running=1)
     first, second = fleet.region.request(max_tokens=100), fleet.region.request()

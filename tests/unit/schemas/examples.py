@@ -11,8 +11,10 @@ from schemas.endings import EndingCode
 from schemas.generated import Ending, Fence, Frame, Opened, Source
 from schemas.parked import Parked
 from schemas.policy import OutputPolicy
+from schemas.price import PriceTold
 from schemas.request import AdmittedRequest, Lane, Message, ReplyTo, Request, Sampling, TextPart
 from schemas.responses import Release, Started, Terminal, TokenUsage
+from schemas.spent import SpentTotal
 from schemas.usage import ComputeRecord, DeliveredCount, UsageEvent
 from schemas.verdict import Verdict
 from schemas.worker import WorkerState
@@ -48,6 +50,15 @@ EXAMPLES: list[Record] = [
     Alert.raised(
         "budget_threshold", "month/tenant", "warning", "80 % of the budget are used", since_ms=NOW, told_at_ms=NOW + 5,
         tenant_id="acme", figures={"percent": 80, "currency": "USD"},
+    ),
+    PriceTold(
+        price_id="sluice-tiny@0/tenant_id=acme", model="sluice-tiny", currency="USD", valid_from_ms=0,
+        uncached_input_pico=100_000, cached_input_pico=20_000, output_pico=400_000, reasoning_pico=400_000,
+        tenant_id="acme",
+    ),
+    SpentTotal(
+        scope=Scope(tenant_id="acme", project_id=""), month="2026-09", currency="USD", partition=3, offset=977,
+        nano={"tenant": 1_234_567, "project:web": 1_234_567, "key:key-1": 1_234_567}, told=["tenant/50/2000000"],
     ),
     Parked(
         owner="0f1e2d3c4b5a6978", opened_offset=41, ended_offset=977,

@@ -88,6 +88,19 @@ def test_a_broken_file_keeps_the_last_good_content(tmp_path: Path) -> None:
             "producer keys",
         ),
         (_tenant("a", "x") + _tenant("b", "x"), "same sha256"),
+        ("[[tenants]]\ntenant_id = 'a'\nbudget = { amount = -1 }", "tenants.0.budget.amount"),
+        ("[[tenants]]\ntenant_id = 'a'\nbudget = { amount = 4_000_001 }", "tenants.0.budget.amount"),
+        ("[[tenants]]\ntenant_id = 'a'\nbudget = { amount = 1, currency = 'XAU' }", "tenants.0.budget.currency"),
+        ("[[tenants]]\ntenant_id = 'a'\nbudget = { amount = 1, thresholds = [0] }", "tenants.0.budget.thresholds.0"),
+        (
+            "[[tenants]]\ntenant_id = 'a'\nbudget = { amount = 1 }\n"
+            "project_budgets.web = { amount = 1, currency = 'EUR' }",
+            "budget in USD and project_budgets.web in EUR",
+        ),
+        (
+            "[[tenants]]\ntenant_id = 'a'\nmodel_limits.tiny = { tokens_per_minute = 0 }",
+            "tenants.0.model_limits.tiny.tokens_per_minute",
+        ),
     ],
 )
 def test_a_wrong_field_is_named(tmp_path: Path, content: str, named: str) -> None:

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from prometheus_client import CollectorRegistry
 
@@ -215,8 +215,8 @@ class World:
         """The operator changes the tenants file."""
         self.tenants.by_id[tenant_id] = Tenant(tenant_id=tenant_id, policy=SafetyPolicy(output_deny=output_deny))
 
-    def cancel(self, response_id: str) -> None:
-        cancel = Cancel(response_id=response_id, scope=scope_of(), reason="client", requested_at_ms=self.now_ms)
+    def cancel(self, response_id: str, reason: Literal["client", "budget"] = "client") -> None:
+        cancel = Cancel(response_id=response_id, scope=scope_of(), reason=reason, requested_at_ms=self.now_ms)
         self.log.append(TOPICS.control.name, cancel.encode())
 
     def beat(self, worker_id: str, pool: str, state: str = "ready", **more: object) -> None:

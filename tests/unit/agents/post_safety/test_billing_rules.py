@@ -9,6 +9,7 @@ from tests.unit.agents.post_safety.story import Member, Row, World, ending, fenc
 
 CHARGED = {
     EndingCode.COMPLETED, EndingCode.CANCELLED, EndingCode.SAFETY_HALTED, EndingCode.DEADLINE_EXCEEDED,
+    EndingCode.BUDGET_EXHAUSTED,
 }  # fmt: skip
 """Written down once more: whoever changes the table changes what people pay."""
 

@@ -93,6 +93,20 @@ def test_a_cancel_is_left_to_the_worker_for_a_while() -> None:
     assert world.answer("r1").terminal.code is EndingCode.CANCELLED
 
 
+def test_what_a_budget_has_no_room_for_ends_as_that_whether_a_worker_has_begun_it_or_not() -> None:
+    world = World(settings=PostSafetySettings(unanswered_cancel_ms=3_000))
+    member = Member(world)
+    world.cancel("early", "budget")
+    member.run(20)
+    world.write(opened("early"), opened("r1"), opened("r2"), fence("r2"))
+    member.run(20)
+    world.cancel("r1", "budget")
+    world.cancel("r2", "budget")
+    member.run(4_000)
+    ended = [world.answer(response_id).terminal.code for response_id in ("early", "r1", "r2")]
+    assert ended == [EndingCode.BUDGET_EXHAUSTED] * 3
+
+
 def test_a_cancel_before_its_response_is_known_is_remembered() -> None:
     world = World()
     member = Member(world)
@@ -121,7 +135,7 @@ def test_an_early_cancel_is_remembered_until_the_deadline_however_many_others_co
     assert isinstance(cancelled.record, Ending)
     assert cancelled.record.code is EndingCode.CANCELLED
     core.tick(START_MS + 600_000)
-    assert not core._timers._early_cancels
+    assert not any(core._timers._early_cancels.values())
     assert not core.counts["early_cancels_forgotten"]
 
 

@@ -1,8 +1,10 @@
 """What quota means, in plain Python: the model that the Lua script is held against, and a store for tests of stages."""
 
 import math
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 
+from agents.quota.beside import NOTHING, Beside, Held, Spent, Sums
 from agents.quota.port import (
     OUTCOME_KEEP_MS,
     RETRY_AFTER_MS,
@@ -57,7 +59,7 @@ class TenantModel:
     """Of these more are known than a test has."""
     taking: int = 0
 
-    def _advance(self) -> None:
+    def advance(self) -> None:
         per_minute = self.limits.tokens_per_minute
         if self.at_ms is None:
             self.at_ms, self.tokens = self.now_ms, per_minute
@@ -105,6 +107,11 @@ class TenantModel:
             "tokens_reset_ms": self._gain_ms(limits.tokens_per_minute - self.tokens, limits.tokens_per_minute),
         }
 
+    def stored(self, response_id: str) -> Outcome | None:
+        """What stands; None where nothing does."""
+        known = response_id in self.reservations or self._refused_as(response_id)
+        return self._stored(response_id) if known else None
+
     def _stored(self, response_id: str) -> Outcome:
         if code := self._refused_as(response_id):
             figures = self.figures() if code.startswith("rate_limited") else {}
@@ -130,17 +137,36 @@ class TenantModel:
         per_minute = self.limits.requests_per_minute
         return max(math.ceil((self.backlog + MINUTE_MS - (per_minute - kept) * MINUTE_MS) / per_minute), 0)
 
+    def _refusal(self, code: EndingCode, wait_ms: int) -> Refusal:
+        message = f"{ENDINGS[code].message.removesuffix('.')} for this tenant."
+        return Refusal(
+            code=code, message=message, retry_after_ms=wait_ms, limits=self.figures(), limited="tenant"
+        )  # fmt: skip
+
     def look(self, response_id: str) -> Outcome | None:
-        self._advance()
+        self.advance()
         if response_id in self.reservations or self._refused_as(response_id):
             return self._stored(response_id)
         if not self._request_wait_ms():
             return None
-        refusal = Refusal(
-            code=EndingCode.RATE_LIMITED_REQUESTS, retry_after_ms=self._request_wait_ms(), limits=self.figures()
-        )
-        self._remember_refusal(response_id, refusal)
+        refusal = self._refusal(EndingCode.RATE_LIMITED_REQUESTS, self._request_wait_ms())
+        self.remember_refusal(response_id, refusal)
         return refusal
+
+    def lacks(self, tokens: int, lane: Lane, *, may_wait: bool = False) -> tuple[EndingCode, int] | None:
+        """Why there is no room now, and for how long; None where there is."""
+        limits = self.limits
+        kept_requests = limits.requests_per_minute // 2 if may_wait else 0
+        kept_of_large = (limits.tokens_per_minute - tokens) * 2 // 3
+        kept = max(min(limits.tokens_per_minute // 2, kept_of_large), 0) if may_wait else 0
+        if wait_ms := self._request_wait_ms(kept_requests):
+            return EndingCode.RATE_LIMITED_REQUESTS, wait_ms
+        if tokens > self.tokens - kept:
+            wait_ms = self._gain_ms(tokens + kept - self.tokens, limits.tokens_per_minute)
+            return EndingCode.RATE_LIMITED_TOKENS, wait_ms
+        if self._active_like(lane) >= (limits.concurrent_jobs if lane is Lane.BATCH else limits.concurrent_responses):
+            return EndingCode.RATE_LIMITED_CONCURRENCY, 1_000
+        return None
 
     def reserve(
         self,
@@ -152,25 +178,15 @@ class TenantModel:
         decision: Decision | None = None,
         may_wait: bool = False,
     ) -> Outcome | NotYet:
-        self._advance()
+        self.advance()
         if response_id in self.reservations or self._refused_as(response_id):
             return self._set_route(response_id, decision)
-        limits, refused = self.limits, None
-        kept_requests = limits.requests_per_minute // 2 if may_wait else 0
-        kept_of_large = (limits.tokens_per_minute - tokens) * 2 // 3
-        kept = max(min(limits.tokens_per_minute // 2, kept_of_large), 0) if may_wait else 0
-        if wait_ms := self._request_wait_ms(kept_requests):
-            refused = (EndingCode.RATE_LIMITED_REQUESTS, wait_ms)
-        elif tokens > self.tokens - kept:
-            wait_ms = self._gain_ms(tokens + kept - self.tokens, limits.tokens_per_minute)
-            refused = (EndingCode.RATE_LIMITED_TOKENS, wait_ms)
-        elif self._active_like(lane) >= (limits.concurrent_jobs if lane is Lane.BATCH else limits.concurrent_responses):
-            refused = (EndingCode.RATE_LIMITED_CONCURRENCY, 1_000)
+        refused = self.lacks(tokens, lane, may_wait=may_wait)
         if refused:
-            refusal = Refusal(code=refused[0], retry_after_ms=refused[1], limits=self.figures())
+            refusal = self._refusal(*refused)
             if may_wait:
                 return NotYet(refusal)
-            self._remember_refusal(response_id, refusal)
+            self.remember_refusal(response_id, refusal)
             return refusal
         self.backlog += MINUTE_MS
         self.tokens -= tokens
@@ -178,7 +194,7 @@ class TenantModel:
         return self._taken(response_id, decision)
 
     def decide(self, response_id: str, decision: Decision, tokens: int, deadline_ms: int) -> Outcome:
-        self._advance()
+        self.advance()
         if response_id not in self.reservations and not self._refused_as(response_id):
             self.tokens -= tokens
             self._add(response_id, tokens, deadline_ms, decision.lane)
@@ -186,7 +202,7 @@ class TenantModel:
         return self._set_route(response_id, decision)
 
     def place(self, response_id: str, move: int, place: Decision | None) -> Placed | None:
-        self._advance()
+        self.advance()
         reservation = self.reservations.get(response_id)
         if reservation is None or reservation.state != "reserved" or reservation.decision is None:
             return None
@@ -204,7 +220,7 @@ class TenantModel:
         reservation.decision = decision
         return Decided(decision, reservation.tokens, is_new=True)
 
-    def _remember_refusal(self, response_id: str, refusal: Refusal) -> None:
+    def remember_refusal(self, response_id: str, refusal: Refusal) -> None:
         """Time makes no difference here: by then nothing but a refusal could come of it."""
         self.reservations.pop(response_id, None)
         if refusal.code is EndingCode.CANCELLED:
@@ -216,26 +232,26 @@ class TenantModel:
         self.refused[self.taking][response_id] = refusal.code
 
     def refuse(self, response_id: str, refusal: Refusal, deadline_ms: int, *, spends_request: bool = False) -> Outcome:
-        self._advance()
+        self.advance()
         if code := self._refused_as(response_id):
             return refusal if refusal.code is code else self._stored(response_id)
         reservation = self.reservations.get(response_id)
         if reservation is None:
             self.backlog += MINUTE_MS if spends_request and not self._request_wait_ms() else 0
-            self._remember_refusal(response_id, refusal)
+            self.remember_refusal(response_id, refusal)
             return refusal
         if reservation.state in ("reserved", "refunded") and reservation.decision is None:
             if reservation.state == "reserved":
                 self.tokens += reservation.tokens
                 self._cap()
-            self._remember_refusal(response_id, refusal)
+            self.remember_refusal(response_id, refusal)
             return refusal
         if reservation.state == "refunded" and reservation.decision is not None:
             return Decided(reservation.decision, 0)
         return self._stored(response_id)
 
     def settle(self, response_id: str, choice: int, used: int) -> str:
-        self._advance()
+        self.advance()
         if self._refused_as(response_id):
             return "refused"
         reservation = self.reservations.get(response_id)
@@ -252,7 +268,7 @@ class TenantModel:
         return "settled"
 
     def restore(self, restored: Restored) -> bool:
-        self._advance()
+        self.advance()
         reservation = self.reservations.get(restored.response_id)
         if self._refused_as(restored.response_id):
             return False
@@ -279,11 +295,11 @@ class TenantModel:
             self.tokens += reservation.tokens
             self._cap()
         assert restored.refusal is not None
-        self._remember_refusal(restored.response_id, restored.refusal)
+        self.remember_refusal(restored.response_id, restored.refusal)
         return True
 
     def refund(self, response_id: str) -> bool:
-        self._advance()
+        self.advance()
         reservation = self.reservations.get(response_id)
         if reservation is None or reservation.state != "reserved":
             return False
@@ -301,6 +317,12 @@ class ModelQuota:
         self.tenants: dict[str, TenantModel] = {}
         self.failures = 0
         self.error: type[QuotaUnavailable] = QuotaUnavailable
+        self.beside: dict[str, Beside] = {}
+        self.held: dict[str, Held] = {}
+        """Of one tenant; put here by who tells a story of it."""
+        self.counted: set[tuple[str, int]] = set()
+        self.told: defaultdict[tuple[str, str, str, int], Counter[str]] = defaultdict(Counter)
+        self.noted: defaultdict[tuple[str, str, str], set[str]] = defaultdict(set)
 
     def _tenant(self, tenant_id: str, limits: Limits) -> TenantModel:
         if self.failures:
@@ -321,16 +343,21 @@ class ModelQuota:
         lane: Lane = Lane.STANDARD,
         decision: Decision | None = None,
         may_wait: bool = False,
+        beside: Beside = NOTHING,
     ) -> Outcome | NotYet:
+        self.beside[response_id] = beside
         tenant = self._tenant(tenant_id, limits)
         return tenant.reserve(response_id, tokens, deadline_ms, lane, decision=decision, may_wait=may_wait)
 
-    async def look(self, tenant_id: str, limits: Limits, response_id: str, *, deadline_ms: int) -> Outcome | None:
+    async def look(
+        self, tenant_id: str, limits: Limits, response_id: str, *, deadline_ms: int, beside: Beside = NOTHING
+    ) -> Outcome | None:
         return self._tenant(tenant_id, limits).look(response_id)
 
     async def decide(
-        self, tenant_id: str, limits: Limits, response_id: str, decision: Decision, *, tokens: int, deadline_ms: int
-    ) -> Outcome:
+        self, tenant_id: str, limits: Limits, response_id: str, decision: Decision, *, tokens: int, deadline_ms: int,
+        beside: Beside = NOTHING,
+    ) -> Outcome:  # fmt: skip
         return self._tenant(tenant_id, limits).decide(response_id, decision, tokens, deadline_ms)
 
     async def place(
@@ -347,13 +374,47 @@ class ModelQuota:
         *,
         deadline_ms: int,
         spends_request: bool = False,
+        beside: Beside = NOTHING,
     ) -> Outcome:
         return self._tenant(tenant_id, limits).refuse(response_id, refusal, deadline_ms, spends_request=spends_request)
 
-    async def settle(self, tenant_id: str, limits: Limits, response_id: str, choice: int, used_tokens: int) -> str:
-        return self._tenant(tenant_id, limits).settle(response_id, choice, used_tokens)
+    async def settle(
+        self, tenant_id: str, limits: Limits, response_id: str, choice: int, used_tokens: int,
+        spent: Spent | None = None,
+    ) -> str:  # fmt: skip
+        result = self._tenant(tenant_id, limits).settle(response_id, choice, used_tokens)
+        if spent is not None and (response_id, choice) not in self.counted:
+            self.counted.add((response_id, choice))
+            self.held.pop(response_id, None)
+            of = (tenant_id, spent.month.name, spent.currency)
+            for account in ("tenant", f"project:{spent.project}", f"key:{spent.key}"):
+                self.told[*of, spent.partition][account] += spent.nano
+        return result
 
-    async def refund(self, tenant_id: str, limits: Limits, response_id: str) -> bool:
+    async def sums(self, tenant_id: str, month: str, currency: str) -> Sums:
+        sums = Sums(told=self.noted[tenant_id, month, currency])
+        for (*of, _), accounts in self.told.items():
+            if of == [tenant_id, month, currency]:
+                for account, nano in accounts.items():
+                    sums.accounts[account] = replace(sums.of(account), spent=sums.of(account).spent + nano)
+        for held in self.held.values():
+            if (held.month, held.currency) == (month, currency):
+                for account in held.accounts:
+                    sums.accounts[account] = replace(sums.of(account), held=sums.of(account).held + held.nano)
+        return sums
+
+    async def told_by(self, tenant_id: str, month: str, currency: str, partition: int) -> dict[str, int]:
+        return dict(self.told[tenant_id, month, currency, partition])
+
+    async def note_told(self, tenant_id: str, month: str, currency: str, alert: str) -> None:
+        self.noted[tenant_id, month, currency].add(alert)
+
+    async def holds(self, tenant_id: str) -> dict[str, Held]:
+        return dict(self.held)
+
+    async def refund(self, tenant_id: str, limits: Limits, response_id: str, *, is_forgotten: bool = False) -> bool:
+        if is_forgotten:
+            self.held.pop(response_id, None)
         return self._tenant(tenant_id, limits).refund(response_id)
 
     async def overdue(self, tenant_id: str, before_ms: int, limit: int, *, skip: int = 0) -> list[Overdue]:

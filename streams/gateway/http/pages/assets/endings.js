@@ -30,6 +30,10 @@ export const MEANINGS = {
     "Your organisation has as many answers running as it may.",
     "Stop one, or wait until one has ended, then press “Try again”.",
   ],
+  budget_exhausted: [
+    "Your organisation's budget of this month is used up.",
+    "Ask your administrator; it begins anew with the next month.",
+  ],
   overloaded: ["The service is at capacity.", WAIT],
   unavailable: ["The service did not answer in time.", WAIT],
   not_ready: ["The service is just starting.", WAIT],
@@ -77,7 +81,7 @@ export const MEANINGS = {
 };
 
 /** Endings that are charged, with all that was generated. */
-export const BILLED = new Set(["completed", "cancelled", "safety_halted", "deadline_exceeded"]);
+export const BILLED = new Set(["completed", "cancelled", "safety_halted", "deadline_exceeded", "budget_exhausted"]);
 
 /** `{title, advice, detail}` of a failure `{code, reason, message, retry_after_ms}`. */
 export function explained(failure) {

@@ -1,0 +1,130 @@
+"""Rebuilds what tenants have spent of a month, for a quota store that has lost its memory, before it decides again.
+
+`spent` holds the sums of each partition of `usage`, up to an offset that is never below settlement's commit there
+(`agents.settlement.spending`). What `usage` tells from the commit on is added here, each choice once, as far as it is
+there; settlement, which reads on from its commit, counts none of it again.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+
+import structlog
+
+from agents.quota.beside import Spent
+from agents.quota.charges import spent_of
+from schemas.base import Scope
+from schemas.codec import Undecodable, decode
+from schemas.spent import SpentTotal
+from schemas.usage import USAGE, UsageEvent
+from streams.log.port import LogConsumer, LogRecord, TopicPartition
+from streams.log.reading import kept_offsets, read_offsets
+from streams.price_list import PriceList
+from streams.topics import Topics
+
+_log = structlog.get_logger()
+
+_Of = tuple[str, str, str, int]
+"""Tenant, month, currency, partition of `usage`."""
+
+
+class SpentRebuild:
+    """Folds `spent`, then `usage` from settlement's commits on."""
+
+    def __init__(self) -> None:
+        self._totals: dict[_Of, SpentTotal] = {}
+        self._seen: set[str] = set()
+
+    def total(self, total: SpentTotal) -> None:
+        """Of two of one key the one that counts further: a member that was overtaken may write late."""
+        of = (total.scope.tenant_id, total.month, total.currency, total.partition)
+        if of not in self._totals or self._totals[of].offset <= total.offset:
+            self._totals[of] = total
+
+    def usage(self, event: UsageEvent, spent: Spent) -> None:
+        """What settlement has not committed. Post-safety may have written a choice twice."""
+        of = (event.scope.tenant_id, spent.month.name, spent.currency, spent.partition)
+        known = self._totals.get(of) or SpentTotal(
+            scope=Scope(tenant_id=of[0], project_id="", region=event.scope.region), month=of[1], currency=of[2],
+            partition=of[3], offset=0, nano={},
+        )  # fmt: skip
+        if spent.offset < known.offset or event.usage_id in self._seen:
+            return
+        self._seen.add(event.usage_id)
+        nano = dict(known.nano)
+        for account in ("tenant", f"project:{spent.project}", f"key:{spent.key}"):
+            nano[account] = nano.get(account, 0) + spent.nano
+        self._totals[of] = known.model_copy(update={"nano": nano})
+
+    def totals(self, ends: Mapping[int, int]) -> Iterator[SpentTotal]:
+        """All of it, as of `ends`, up to where each partition of `usage` was read."""
+        for total in self._totals.values():
+            yield total.model_copy(update={"offset": max(total.offset, ends.get(total.partition, 0))})
+
+
+class SpentReading:
+    """Reads both topics. `consumer_of_settlement` knows what that group has committed."""
+
+    def __init__(
+        self, topics: Topics, prices: PriceList, new_consumer: Callable[[], LogConsumer],
+        consumer_of_settlement: Callable[[], LogConsumer], remembered_ms: int, clock_ms: Callable[[], int],
+    ) -> None:  # fmt: skip
+        self._topics, self._prices = topics, prices
+        self._new_consumer, self._consumer_of_settlement = new_consumer, consumer_of_settlement
+        self._remembered_ms, self._clock_ms = remembered_ms, clock_ms
+
+    def read(self, patience_s: float) -> list[SpentTotal]:
+        """Raises LogError."""
+        rebuild = SpentRebuild()
+        with closing(self._new_consumer()) as consumer:
+            spent = kept_offsets(consumer, consumer.partitions(self._topics.spent.name))
+            for record in self._records(consumer, spent, patience_s):
+                if (total := self._decoded(record)) is not None:
+                    rebuild.total(total)
+            usage = self._unsettled(consumer)
+            for record in self._records(consumer, usage, patience_s):
+                event = self._event(record)
+                if event is not None:
+                    counted = spent_of(event, self._prices.book, record.partition, record.offset)
+                    if counted is not None:
+                        rebuild.usage(event, counted)
+        return list(rebuild.totals({place.partition: kept.stop for place, kept in usage.items()}))
+
+    @staticmethod
+    def _records(
+        consumer: LogConsumer, offsets: Mapping[TopicPartition, range], patience_s: float
+    ) -> Iterator[LogRecord]:
+        return read_offsets(consumer, offsets, time.monotonic() + patience_s, patience_s=patience_s)
+
+    def _unsettled(self, consumer: LogConsumer) -> dict[TopicPartition, range]:
+        """What settlement has not committed; where it never has, what it would begin with."""
+        kept = kept_offsets(
+            consumer, consumer.partitions(self._topics.usage.name), self._clock_ms() - self._remembered_ms
+        )
+        with closing(self._consumer_of_settlement()) as settlement:
+            committed = settlement.committed(kept)
+        return {
+            place: range(min(max(offset, 0), span.stop), span.stop)
+            if (offset := committed[place].offset) is not None
+            else span
+            for place, span in kept.items()
+        }
+
+    @staticmethod
+    def _decoded(record: LogRecord) -> SpentTotal | None:
+        if record.value is None:
+            return None
+        try:
+            return decode(SpentTotal, record.value)
+        except Undecodable as error:
+            _log.error("rebuild_skips", topic=record.topic, offset=record.offset, error=str(error))
+            return None
+
+    @staticmethod
+    def _event(record: LogRecord) -> UsageEvent | None:
+        """What cannot be read settlement buries."""
+        try:
+            event = decode(USAGE, record.value)
+        except Undecodable:
+            return None
+        return event if isinstance(event, UsageEvent) else None

@@ -1,0 +1,55 @@
+"""Tells the price list on `prices`, for who must know what a request costs before it is billed.
+
+The table is the authority, and the topic follows it: a row is told once it stands there, at the latest when billing
+starts again. A price begins later than it is appended, so who reads the topic knows it by then.
+"""
+
+import threading
+from collections.abc import Iterable
+
+import structlog
+
+from billing_jobs.pricing import PriceRow
+from streams.log.port import LogError, LogProducer
+from streams.price_list import told_of
+
+FLUSH_S = 5.0
+_log = structlog.get_logger()
+
+
+class PriceTeller:
+    """Used from any thread, one at a time."""
+
+    def __init__(self, producer: LogProducer, topic: str) -> None:
+        self._producer = producer
+        self._topic = topic
+        self._lock = threading.Lock()
+        self._told: set[str] = set()
+
+    def tell(self, rows: Iterable[PriceRow]) -> bool:
+        """What was not told by this process. Of two rows with one id the first counts. False: the log did not take all
+        of it, and they are told with the next call.
+        """
+        with self._lock:
+            first: dict[str, PriceRow] = {}
+            for row in rows:
+                first.setdefault(row.price_id, row)
+            untold = [row for price_id, row in first.items() if price_id not in self._told]
+            try:
+                for row in untold:
+                    self._produce(row)
+                left = self._producer.flush(FLUSH_S) if untold else 0
+            except LogError as error:
+                _log.warning("prices_not_told", error=str(error), repeats=True)
+                return False
+            is_told = not left and all(row.price_id in self._told for row in untold)
+            if not is_told:
+                _log.warning("prices_not_told", error="not acknowledged in time", repeats=True)
+            return is_told
+
+    def _produce(self, row: PriceRow) -> None:
+        def delivered(_offset: int | None, error: LogError | None) -> None:
+            if error is None:
+                self._told.add(row.price_id)
+
+        self._producer.produce(self._topic, told_of(row).encode(), key=row.price_id, on_delivery=delivered)
