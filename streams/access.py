@@ -90,8 +90,9 @@ def process_roles(topics: Topics) -> list[Role]:
             # For the operations page: lag, and how much is written. It reads none of that.
             watches_groups=(
                 f"{region}.admission", *pools, f"{region}.post-safety", f"{region}.settlement", f"{region}.billing",
+                f"{region}.alerts",
             ),
-            watches_topics=(topics.intake_batch.name, *jobs, *lanes, generated),
+            watches_topics=(topics.intake_batch.name, *jobs, *lanes, generated, topics.alerts.name),
         ),
         Role(
             "admission",
