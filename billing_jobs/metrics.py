@@ -60,3 +60,33 @@ class BillingMetrics:
             "Models whose price in the settings is not the one in force, when billing started.",
             registry=registry,
         )
+        self.reconciled_age_seconds = Gauge(
+            "sluice_billing_reconciled_age_seconds",
+            "Age of the time up to which log and tables were compared.",
+            registry=registry,
+        )
+        self.differing_hours = Gauge(
+            "sluice_billing_differing_hours",
+            "Hours of tenants of which the log and the tables say different things. Alert on any.",
+            ["source"],
+            registry=registry,
+        )
+        self.reconciled_rows = Counter(
+            "sluice_billing_reconciled_rows_total", "What the log says, compared with tables.", ["source"],
+            registry=registry,
+        )  # fmt: skip
+        self.reconciled_unreadable = Counter(
+            "sluice_billing_reconciled_unreadable_total", "Records of usage that are no bill.", registry=registry
+        )
+        self.reconciliation_failures = Counter(
+            "sluice_billing_reconciliation_failures_total", "Looks that will be repeated.", registry=registry
+        )
+        self.webhooks = Counter(
+            "sluice_billing_webhooks_total",
+            "Messages of alerts by what came of each try: taken, failed, given_up. Alert on any that is given up.",
+            ["outcome"],
+            registry=registry,
+        )
+        self.webhooks_waiting = Gauge(
+            "sluice_billing_webhooks_waiting", "Messages that nobody has taken yet.", registry=registry
+        )

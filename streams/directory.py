@@ -12,6 +12,7 @@ from streams.engine_args import vllm_arguments
 ParserName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9_.-]{0,64}$")]
 PoolName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,47}$")]
 TenantId = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,47}$")]
+WebhookUrl = Annotated[str, StringConstraints(pattern=r"^(https?://[^/?#\s@]+(/[^#\s]*)?)?$", max_length=2_000)]
 Tier = Literal["free", "paid", "premium"]
 TIERS: tuple[Tier, ...] = get_args(Tier)
 LOWEST_TIER = TIERS[0]
@@ -183,6 +184,9 @@ class Tenant(BaseModel):
     continuation: bool = Field(
         default=True,
         description="Whether its answers are continued when their workers are lost, where the model allows.",
+    )
+    alert_webhook: WebhookUrl = Field(
+        default="", description="Where its alerts are sent, over TLS and out of here; empty: nowhere."
     )
     api_keys: list[ApiKey] = Field(default_factory=list)
     producer_keys: list[ProducerKey] = Field(default_factory=list)

@@ -22,6 +22,7 @@ class Purpose(StrEnum):
     BILLING = "billing"
     END_USER_PSEUDONYMS = "end_user_pseudonyms"
     BROWSER_TOKENS = "browser_tokens"
+    ALERT_WEBHOOKS = "alert_webhooks"
 
 
 # The deployment's secret itself: the release before knows no other, and pseudonyms must not change.

@@ -33,7 +33,7 @@ from pydantic_settings import (
 
 from schemas.generated import MAX_MOVES
 from streams.brownout import DEFAULT_POLICY, BrownoutPolicy
-from streams.directory import Model, Pool
+from streams.directory import Model, Pool, WebhookUrl
 from streams.engine_args import wrong_arguments
 from streams.ids import ResponseIds
 from streams.keyring import Keyring, Purpose, derived_keyring
@@ -478,6 +478,11 @@ class BillingSettings(_Section):
         default=5, gt=0, description="So old may be what they read, besides what waits in the log."
     )
 
+    reconcile_s: float = Field(
+        default=900, ge=0, description="How often what was billed since is compared with the log; 0: never."
+    )
+    lag_alert_s: float = Field(default=300, gt=0, description="An older bill is alerted.")
+
     @property
     def client_url(self) -> str:
         """Where to reach its HTTP interface, without a slash at the end."""
@@ -576,6 +581,19 @@ class BatchSettings(_Section):
     kept_days: int = Field(default=30, ge=1, le=3_650, description="Batches that have ended, and their files.")
 
 
+class AlertSettings(_Section):
+    """Who is told of alerts, beside the topic. Only billing uses it."""
+
+    webhooks: list[WebhookUrl] = Field(
+        default_factory=list, max_length=16, description="The operator's, which are sent all of them."
+    )
+    tenant_webhooks_anywhere: bool = Field(
+        default=False,
+        description="Whether tenants' addresses may be of this machine or a private network, and without TLS.",
+    )
+    give_up_s: float = Field(default=86_400, gt=0, le=7 * 86_400, description="How long one is tried.")
+
+
 class TracingSettings(_Section):
     """Of gateways and post-safety, which tell all spans of a response from its records."""
 
@@ -624,6 +642,9 @@ class SecretSettings(_Section):
         default=Lasting(), description="Another one gives every end user another pseudonym."
     )
     browser_tokens: Rotating = Field(default=Rotating(), description="What proves that a token was minted from a key.")
+    alert_webhooks: Rotating = Field(
+        default=Rotating(), description="What the secrets of those are made of who are sent alerts."
+    )
 
 
 class Settings(BaseSettings):
@@ -671,6 +692,7 @@ class Settings(BaseSettings):
     metadata: MetadataSettings = MetadataSettings()
     files: FileSettings = FileSettings()
     batches: BatchSettings = BatchSettings()
+    alerts: AlertSettings = AlertSettings()
     tracing: TracingSettings = TracingSettings()
     models: list[Model] = Field(default_factory=list)
     pools: list[Pool] = Field(default_factory=list)

@@ -69,6 +69,13 @@ def migrate_database(data: DataOption = DEFAULT_DATA) -> None:
     err.print(escape(f"the tables of {where} are those of this release{'' if changed else ' already'}"))
 
 
+def with_folders_secret(settings: Settings, folder: DataFolder) -> Settings:
+    """With the deployment's secret that was made with the folder, where none is set."""
+    if settings.deployment_secret or not folder.keys_file.exists():
+        return settings
+    return settings.model_copy(update={"deployment_secret": SecretStr(folder.keys().deployment_secret)})
+
+
 @app.command()
 def secret(
     purpose: Annotated[str, typer.Argument(help=", ".join(PURPOSES))],
@@ -78,7 +85,5 @@ def secret(
     if purpose not in PURPOSES:
         raise CommandError(f"no purpose {purpose!r}; there are: {', '.join(PURPOSES)}")
     folder = DataFolder(data)
-    settings = settings_at(folder)
-    if not settings.deployment_secret and folder.keys_file.exists():
-        settings = settings.model_copy(update={"deployment_secret": SecretStr(folder.keys().deployment_secret)})
+    settings = with_folders_secret(settings_at(folder), folder)
     print(settings.keyring(PURPOSES[purpose]).current.decode())

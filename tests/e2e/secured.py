@@ -43,7 +43,10 @@ PROCESSES = {
 """Role → module."""
 SCRAM_ROLES = frozenset({"gateway", "admission"})
 """The others send their password as it is (PLAIN). Admission's Faust has a library of its own."""
-PURPOSES = ("request_signing", "response_ids", "derived_ids", "end_user_pseudonyms", "billing", "browser_tokens")
+PURPOSES = (
+    "request_signing", "response_ids", "derived_ids", "end_user_pseudonyms", "billing", "browser_tokens",
+    "alert_webhooks",
+)  # fmt: skip
 
 
 class SecuredStack:

@@ -8,8 +8,14 @@ from streams.keyring import Purpose
 from streams.settings import Lasting, Rotating, SecretSettings, Settings, SettingsError
 
 ROOT, OLD_ROOT, OWN, OLD_OWN = (SecretStr(letter * 40) for letter in "rRoO")
-DERIVED = [Purpose.RESPONSE_IDS, Purpose.DERIVED_IDS, Purpose.BILLING, Purpose.BROWSER_TOKENS]
-ROTATING = [Purpose.REQUEST_SIGNING, Purpose.RESPONSE_IDS, Purpose.BILLING, Purpose.BROWSER_TOKENS]
+DERIVED = [Purpose.RESPONSE_IDS, Purpose.DERIVED_IDS, Purpose.BILLING, Purpose.BROWSER_TOKENS, Purpose.ALERT_WEBHOOKS]
+ROTATING = [
+    Purpose.REQUEST_SIGNING,
+    Purpose.RESPONSE_IDS,
+    Purpose.BILLING,
+    Purpose.BROWSER_TOKENS,
+    Purpose.ALERT_WEBHOOKS,
+]
 
 
 def raw(secret: SecretStr) -> bytes:
