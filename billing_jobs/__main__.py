@@ -11,6 +11,7 @@ from functools import partial
 import structlog
 import uvicorn
 
+from billing_jobs.beside import beside
 from billing_jobs.cut import AnotherLog, CutUnreadable
 from billing_jobs.gpu_costs import first_gpu_prices, gpu_prices
 from billing_jobs.invoices.routes import add_invoice_routes, invoice_desk
@@ -19,10 +20,12 @@ from billing_jobs.metrics import BillingMetrics
 from billing_jobs.price_topic import PriceTeller
 from billing_jobs.pricing import PriceInexact, PriceRow, first_prices, price_row, priced_otherwise
 from billing_jobs.queries import Reader, read_settings
+from billing_jobs.reconciliation.wiring import watching
 from billing_jobs.server import Sql, create_app, price_desk, sql_reader, usage_readers
 from billing_jobs.server_config import ServerConfig
 from billing_jobs.sink import GROUP, Sink
 from billing_jobs.store import ClickHouseStore, Database, SchemaTooNew, StoreError
+from billing_jobs.webhooks.wiring import delivering
 from streams.clocks import now_ms
 from streams.entry_point import EXIT_FAILED, exit_code
 from streams.garbage import collect_seldom
@@ -237,6 +240,8 @@ def _run(settings: Settings) -> int:
 
         stack.enter_context(closing(HealthServer(settings.health_host, settings.health_port, ready)))
         stack.enter_context(running(sink, ended, errors))
+        stack.enter_context(beside("reconciliation", watching(settings, database, sink, metrics)))
+        stack.enter_context(beside("webhooks", delivering(settings, metrics)))
         collect_seldom()
         asyncio.run(serve(servers, ended))
     if errors:

@@ -43,6 +43,7 @@ MIGRATIONS = {
     6: "6_price_changes.sql",
     7: "7_price_scopes.sql",
     9: "9_invoices.sql",
+    10: "10_reconciliations.sql",
 }
 """Schema version → the statements that lead to it from the one before."""
 SCHEMA_VERSION = max(MIGRATIONS)

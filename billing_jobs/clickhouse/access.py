@@ -38,7 +38,7 @@ _VIEWS_OF_TENANTS = (
 )  # fmt: skip
 _TABLES_OF_THE_OPERATOR = (
     "usage_events", "compute_records", "delivered_counts", "prices", "billing_batches", "billing_decisions",
-    "schema_version", "usage", "usage_by_hour", "usage_by_day", "price_intervals", "price_timeline",
+    "reconciliations", "schema_version", "usage", "usage_by_hour", "usage_by_day", "price_intervals", "price_timeline",
     "price_differences", "gpu_prices", "gpu_costs", "margins", "invoice_closings", "invoice_usage", "ledger_entries",
     "counting_closings", "invoices", "invoice_lines", "invoiced_usage", "ledger", "dropped_months",
 )  # fmt: skip

@@ -34,12 +34,13 @@ def tenants_of(settings: Settings) -> TenantDirectory | None:
 
 
 def delivering(settings: Settings, metrics: BillingMetrics) -> Callable[[Event], None]:
-    """What a thread of its own is to run until it is told to stop."""
+    """What a thread of its own is to run until it is told to stop. Raises LogError."""
+    producer = KafkaProducer(settings.kafka, "billing-webhooks")
 
     def run(stop: Event) -> None:
         Deliverer(
             open_consumer=lambda: KafkaConsumer(settings.kafka, f"{settings.region}.{GROUP}", "billing-webhooks"),
-            producer=KafkaProducer(settings.kafka, "billing-webhooks"),
+            producer=producer,
             receivers=Receivers(
                 operators=settings.alerts.webhooks,
                 directory=tenants_of(settings),

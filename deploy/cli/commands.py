@@ -9,6 +9,7 @@ from rich.markup import escape
 
 from billing_jobs.store import SchemaTooNew, StoreError
 from deploy.cli import (
+    alerts,
     backup,
     batch,
     billing,
@@ -20,6 +21,7 @@ from deploy.cli import (
     overview,
     prices,
     questions,
+    reconciliation,
     trace,
     usage,
 )
@@ -37,6 +39,7 @@ from streams.settings import SettingsError
 
 COMMANDS = (
     lifecycle, overview, questions, batch, trace, keys, cluster, backup, billing, prices, budgets, usage, invoices,
+    reconciliation, alerts,
 )  # fmt: skip
 """Importing them registers their commands, in the order of `sluice --help`."""
 

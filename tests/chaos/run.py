@@ -22,7 +22,15 @@ from tests.chaos.strike import Struck, strike, until_ready
 from tests.chaos.summary import result
 from tests.chaos.traffic import TENANTS, ClientFailed, Traffic
 from tests.history.check import ENDINGS, Verdict
-from tests.history.collect import SETTLED_TIMEOUT_S, prices_of, read_bills, read_held, read_log, until_settled
+from tests.history.collect import (
+    SETTLED_TIMEOUT_S,
+    prices_of,
+    read_bills,
+    read_held,
+    read_hours,
+    read_log,
+    until_settled,
+)
 from tests.history.kept import History
 from tests.history.saw import Answer, Held
 from tests.history.violation import Violation
@@ -118,7 +126,7 @@ def _keep(history: History, stack: Stack, traffic: Traffic, struck: Sequence[Str
         traffic.failures.append(f"nobody can tell what quota holds: {error!r}")
     history.keep(
         traffic.answers, traffic.jobs, read_log(stack), read_bills(stack), options.engine_args,
-        prices=prices_of(stack), held=held, memory_lost_at_ms=memory_lost_at_ms(struck),
+        prices=prices_of(stack), hours=read_hours(stack), held=held, memory_lost_at_ms=memory_lost_at_ms(struck),
         own_model_only=[tenant for tenant in TENANTS if tenant != FALLS_BACK],
     )  # fmt: skip
 

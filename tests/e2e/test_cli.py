@@ -276,6 +276,23 @@ def test_a_running_month_is_drafted_to_the_last_pico_and_not_closed(stack: Stack
     assert "Traceback" not in refused.stderr
 
 
+def test_what_was_billed_is_what_the_log_says_and_the_tables_can_be_made_anew_of_it(stack: Stack) -> None:
+    assert sluice(stack, "chat", "Is this billed?", "--max-tokens", "4").returncode == 0
+    billed = int(shown(stack, "sql", "SELECT count() FROM usage_events FINAL")["rows"][0][0])
+    told: dict[str, Any] = {}
+
+    def compared(command: str, source: str) -> int:
+        told.update(shown(stack, "billing", command, "--settle", "3"))
+        return sum(hour["compared"].get(source, {"rows": 0})["rows"] for hour in told["hours"])
+
+    for command, sources in (("reconcile", ("usage", "generated", "delivered")), ("rebuild", ("usage", "compute"))):
+        until(lambda command=command: compared(command, "usage") >= billed, command, TIMEOUT_S)  # type: ignore[misc]
+        assert told["equal"], [hour["differences"] for hour in told["hours"]]
+        assert all(any(hour["compared"][source]["tokens"] for hour in told["hours"]) for source in sources)
+    assert told["rebuilt"]["usage"] >= billed
+    assert shown(stack, "alerts", "list") == []
+
+
 def test_a_trace_tells_each_step_of_an_answer_and_where_it_stands(stack: Stack) -> None:
     answer = httpx.post(
         f"{stack.gateway_url}/v1/chat/completions", json=body("Where does the time go?", stream=True, max_tokens=6),

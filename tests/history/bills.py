@@ -1,6 +1,6 @@
 """What is billed: one usage event for each choice, over the tokens that count, and one row for each event."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from decimal import Decimal
 from typing import Any
@@ -22,6 +22,10 @@ PRICED = {
 }  # fmt: skip
 PICO_PER_TOKEN_OF_PRICE = 10**6
 """Of a price per million tokens."""
+
+HOUR_MS = 3_600_000
+SUMMED = (*PRICED, "released_tokens")
+"""Of events, in the figures of an hour."""
 
 Prices = Mapping[str, Mapping[str, str]]
 """Of each model, what a million tokens of each class cost, as in the catalogue, where none changed meanwhile."""
@@ -122,6 +126,29 @@ def of_bills(log: Log, bills: Iterable[Mapping[str, Any]], prices: Prices | None
             yield Violation("doubled", usage_id, f"the table has {count} rows of it")
     for usage_id in log.usage.keys() - rows.keys():
         yield Violation("lost", usage_id, "the table does not have it")
+
+
+def of_hours(log: Log, hours: Iterable[Mapping[str, Any]], prices: Prices | None = None) -> Iterator[Violation]:
+    """`hours`: what analysts read of each hour. It is the sum over the events of requests that were accepted then."""
+    due: dict[tuple[str, str, int], Counter[str]] = defaultdict(Counter)
+    for events in log.usage.values():
+        event = next(iter(events.values()))
+        hour_ms = event["accepted_at_ms"] // HOUR_MS * HOUR_MS
+        figures = due[event["scope"]["tenant_id"], event["model"], hour_ms]
+        figures["requests"] += event["choice"] == 0
+        for name in SUMMED:
+            figures[name] += event[name]
+        if prices is not None:
+            figures["cost_pico"] += _charge(event, prices)[1]
+    told: dict[tuple[str, str, int], Counter[str]] = defaultdict(Counter)
+    for row in hours:
+        names = ("requests", *SUMMED, *(() if prices is None else ("cost_pico",)))
+        told[row["tenant_id"], row["model"], row["hour_ms"]] += Counter({name: row[name] for name in names})
+    for key in due.keys() | told.keys():
+        for name in sorted(due[key].keys() | told[key].keys()):
+            if (said := told[key][name]) != (is_due := due[key][name]):
+                about = "/".join(map(str, key))
+                yield Violation("billed", about, f"{name} of the hour is {said}, and its events come to {is_due}")
 
 
 def _charge(event: Mapping[str, Any], prices: Prices) -> tuple[str, int]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.history.bills import Prices, of_bills, of_usage
+from tests.history.bills import Prices, of_bills, of_hours, of_usage
 from tests.history.clients import of_clients
 from tests.history.held import of_held
 from tests.history.jobs import code_of, of_jobs
@@ -46,13 +46,15 @@ def check(
     *,
     endings: Collection[str] | None = None,
     prices: Prices | None = None,
+    hours: Iterable[Mapping[str, Any]] | None = None,
     held: Sequence[Held] = (),
     memory_lost_at_ms: int = 0,
     own_model_only: Collection[str] = (),
 ) -> Verdict:
     """`answers` None: nobody wrote down what clients saw. `bills`: the rows of the table of usage. `undisturbed` None:
-    nobody knows what would have been said. `endings`: those that may be; None: any. `held`, `memory_lost_at_ms`: as in
-    `of_held`. `own_model_only`: tenants whom no other model may answer than the one that they asked for.
+    nobody knows what would have been said. `hours`: what is told of hours; None: nobody read that. `endings`: those
+    that may be; None: any. `held`, `memory_lost_at_ms`: as in `of_held`. `own_model_only`: tenants whom no other
+    model may answer than the one that they asked for.
     """
     violations = [] if answers is None else [*of_clients(answers, log)]
     untold = log.requested.keys() if answers is not None else set()
@@ -66,6 +68,7 @@ def check(
         violations += of_response(response_id, log, may_be)
     violations += of_usage(response_ids, log)
     violations += of_bills(log, bills, prices)
+    violations += () if hours is None else of_hours(log, hours, prices)
     violations += of_jobs(jobs, log)
     violations += (
         Violation("differs", response_id, f"{generated.tenant} is answered by another model than was asked for")

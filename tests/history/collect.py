@@ -16,7 +16,7 @@ from deploy.cli.questions import query
 from deploy.local.runner import Stack
 from schemas.request import Lane
 from streams import redis_keys
-from tests.history.bills import BILLED, Prices
+from tests.history.bills import BILLED, SUMMED, Prices
 from tests.history.check import Verdict, check
 from tests.history.held import SETTLED_AFTER_MS
 from tests.history.log import Log, Logged
@@ -38,6 +38,7 @@ COLUMNS = {
 """Of the table of usage, by the names that they are judged by."""
 NUMBERS = ("accepted_at_ms", "cost_pico", "log_offset")
 """Of them those that are told as text, for want of a number of so many digits in JSON."""
+HOUR_FIGURES = ("requests", *SUMMED, "cost_pico")
 PLACE = ("usage_id", "log_partition", "log_offset")
 """What tells rows apart that the table's engine takes for different ones."""
 
@@ -131,6 +132,19 @@ def bills_of(ask: Callable[[str], Mapping[str, Any]], most: int) -> Iterator[dic
     return pages(behind, most)
 
 
+def read_hours(stack: Stack) -> list[dict[str, Any]]:
+    """What analysts are told of each hour of a tenant and a model."""
+    figures = ", ".join(f"sum({name}) AS {name}" for name in HOUR_FIGURES)
+    answer = query(
+        stack.plan.settings,
+        f"SELECT tenant_id, model, toInt64(toUnixTimestamp(hour)) * 1000 AS hour_ms, {figures} FROM usage_by_hour"
+        " GROUP BY tenant_id, model, hour_ms",
+    )
+    assert not answer["truncated"]
+    rows = (dict(zip(answer["columns"], row, strict=True)) for row in answer["rows"])
+    return [row | {name: int(row[name]) for name in ("hour_ms", *HOUR_FIGURES)} for row in rows]
+
+
 def pages(behind: Callable[[tuple[Any, ...]], list[dict[str, Any]]], most: int) -> Iterator[dict[str, Any]]:
     """All rows in the order of their places, where `behind` gives up to `most` of those behind one."""
     place: tuple[Any, ...] = ("", 0, 0)
@@ -176,7 +190,7 @@ def judged(
     for record in read_log(stack):
         log.take(record)
     bills, prices, held = read_bills(stack), prices_of(stack), read_held(stack)
-    return log, check(answers, jobs, log, bills, endings=endings, prices=prices, held=held)
+    return log, check(answers, jobs, log, bills, endings=endings, prices=prices, hours=read_hours(stack), held=held)
 
 
 def until_settled(stack: Stack, answers: Sequence[Answer], jobs: Sequence[Job], timeout_s: float) -> None:

@@ -1,7 +1,7 @@
 """A history in a folder: `answers.jsonl` and `jobs.jsonl` (what clients saw), `log.jsonl.gz` (what Kafka holds),
-`bills.jsonl` (what was billed), `held.jsonl` (what quota still held), `engine.json` (the arguments of the simulated
-engine, where it was that), `stack.json` (prices, until when Redis may have lost what it knew, whom no other model may
-answer).
+`bills.jsonl` (what was billed), `hours.jsonl` (and what is told of hours), `held.jsonl` (what quota still held),
+`engine.json` (the arguments of the simulated engine, where it was that), `stack.json` (prices, until when Redis may
+have lost what it knew, whom no other model may answer).
 """
 
 import gzip
@@ -35,6 +35,7 @@ class History:
         engine_args: Mapping[str, Any] | None,
         *,
         prices: Prices | None = None,
+        hours: Iterable[Mapping[str, Any]] | None = None,
         held: Iterable[Held] = (),
         memory_lost_at_ms: int = 0,
         own_model_only: Sequence[str] = (),
@@ -49,8 +50,9 @@ class History:
         (self.folder / "engine.json").write_text(json.dumps(engine_args))
         stack = {"prices": prices, "memory_lost_at_ms": memory_lost_at_ms, "own_model_only": own_model_only}
         (self.folder / "stack.json").write_text(json.dumps(stack))
-        with (self.folder / "bills.jsonl").open("w") as bills_file:
-            bills_file.writelines(json.dumps(bill) + "\n" for bill in bills)
+        for name, rows in (("bills", bills), ("hours", hours)):
+            if rows is not None:
+                (self.folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     def log(self) -> Log:
         log = Log()
@@ -66,6 +68,8 @@ class History:
     def verdict(self, log: Log | None = None, endings: Collection[str] | None = None) -> Verdict:
         """`log`: if it was read already. Raises OSError where a file is missing, ValueError where one is broken."""
         bills = map(json.loads, (self.folder / "bills.jsonl").read_bytes().splitlines())
+        told = self.folder / "hours.jsonl"
+        hours = [*map(json.loads, told.read_bytes().splitlines())] if told.exists() else None
         engine_args = json.loads((self.folder / "engine.json").read_bytes())
         stack = json.loads((self.folder / "stack.json").read_bytes())
         return check(
@@ -75,6 +79,7 @@ class History:
             bills,
             None if engine_args is None else Alone(engine_args),
             endings=endings,
+            hours=hours,
             held=read_lines(self.folder / "held.jsonl", Held),
             **stack,
         )

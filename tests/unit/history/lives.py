@@ -25,6 +25,7 @@ class History:
     answers: list[Answer] = field(default_factory=list)
     jobs: list[Job] = field(default_factory=list)
     bills: list[dict[str, Any]] = field(default_factory=list)
+    hours: list[dict[str, Any]] | None = None
     held: list[Held] = field(default_factory=list)
     said: dict[str, list[list[str]]] = field(default_factory=dict)
     clock_us: int = 1_000
@@ -38,7 +39,8 @@ class History:
             log.take(record)
         return check(
             None if of_log_alone else self.answers, self.jobs, log, self.bills, self._undisturbed, endings=endings,
-            prices=PRICES, held=self.held, memory_lost_at_ms=self.memory_lost_at_ms, own_model_only=self.own_model_only,
+            prices=PRICES, hours=self.hours, held=self.held, memory_lost_at_ms=self.memory_lost_at_ms,
+            own_model_only=self.own_model_only,
         )  # fmt: skip
 
     @property

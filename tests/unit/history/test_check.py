@@ -313,6 +313,22 @@ def test_what_is_embedded_is_billed_by_its_prompt_alone() -> None:
     assert history.verdict().violations == []
 
 
+def test_what_is_told_of_an_hour_is_the_sum_of_its_events() -> None:
+    history = job(whole())
+    names = ("uncached_input_tokens", "cached_input_tokens", "output_tokens", "reasoning_tokens", "released_tokens")
+    figures = {name: sum(bill[name] for bill in history.bills) for name in (*names, "cost_pico")}
+    hour = {"tenant_id": "demo", "model": "tiny", "hour_ms": 0, "requests": len(history.bills), **figures}
+    history.hours = [hour]
+    assert history.verdict().violations == []
+    history.hours = [{**hour, "requests": 1, **dict.fromkeys(figures, 0)}, {**hour, "requests": hour["requests"] - 1}]
+    assert history.verdict().violations == [], "of its projects and currencies together"
+    for name in ("requests", *figures):
+        history.hours = [{**hour, name: hour[name] + 1}]
+        assert history.kinds() == {"billed"}, name
+    history.hours = []
+    assert history.kinds() == {"billed"}
+
+
 def test_a_log_is_judged_alone_where_nobody_wrote_down_what_clients_saw() -> None:
     history = whole()
     assert history.verdict(of_log_alone=True).violations == []

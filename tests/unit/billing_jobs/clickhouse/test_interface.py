@@ -9,7 +9,7 @@ import struct
 import threading
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import backports.zstd as zstd
 import clickhouse_connect
@@ -25,10 +25,16 @@ from billing_jobs.clickhouse.access import OF_TENANTS
 from billing_jobs.clickhouse.blocks import in_blocks
 from billing_jobs.clickhouse.server import MAX_OF_TENANT
 from billing_jobs.clickhouse.snapshots import Snapshots
+from billing_jobs.queries import read_settings
+from billing_jobs.reconciliation.figures import HOUR_MS, Key, Source, Span
+from billing_jobs.reconciliation.tables import Tables
+from billing_jobs.reconciliation.wiring import asking
+from billing_jobs.sql_guard import MAX_SQL_CHARS
 from billing_jobs.store import StoreError
 from deploy.tenants_file import create_api_key, revoke_key
 from streams.directory import Role
 from tests.unit.billing_jobs.clickhouse.interface_world import OPERATORS, ROWS, TIMEOUT_S, Analyst, World
+from tests.unit.billing_jobs.events import NOON_MS
 
 
 def test_who_asks_nothing_is_told_that_somebody_is_there(url: str) -> None:
@@ -71,6 +77,39 @@ def test_what_is_inserted_is_seen_soon(world: World, operator: Analyst) -> None:
     deadline = threading.Event()
     while operator.rows(question) != [["3"]]:
         deadline.wait(0.05)
+
+
+def test_who_compares_with_the_log_may_ask_all_that_it_asks(world: World, operator: Analyst) -> None:
+    """Over its own connection and over this interface it is told the same."""
+
+    def ask(text: str) -> list[list[Any]]:
+        assert len(text) < MAX_SQL_CHARS
+        answer = operator.ask(f"{text} FORMAT JSONCompact", output_format_json_quote_64bit_integers=1)
+        assert answer.status_code == 200, answer.text
+        found: list[list[Any]] = orjson.loads(answer.content)["data"]
+        return found
+
+    span = Span(NOON_MS, NOON_MS + HOUR_MS)
+    with closing(world.database.connection(read_settings(10_000, 10))) as connection:
+        over_http, within = Tables(ask, page_rows=7), Tables(asking(connection))
+        key = Key("acme", NOON_MS)
+        used = ("acme", "chat.completions", "standard", "local")
+        price = within.prices().at("tiny", used, 0)
+        assert price is not None
+        assert over_http.prices().at("tiny", used, 0) == price
+        for source in get_args(Source)[:4]:
+            figures = within.figures(source, span, 1)
+            assert figures[key].rows > 0
+            assert over_http.figures(source, span, 1) == figures
+            parts = within.figures(source, span, 1, frozenset([key]), buckets=True)
+            assert over_http.figures(source, span, 1, frozenset([key]), buckets=True) == parts
+            items = [*within.items(source, span, 1, key)]
+            assert [*over_http.items(source, span, 1, key)] == items
+            ids = [placed.item.item_id for placed in items] * 9
+            assert over_http.elsewhere(source, key, ids) == within.elsewhere(source, key, ids)
+            assert [*over_http.items(source, span, 1, min(parts))] == [*within.items(source, span, 1, min(parts))]
+        assert over_http.beyond_released(span) == within.beyond_released(span) == []
+        assert over_http.hours_apart({NOON_MS}) == within.hours_apart({NOON_MS}) == []
 
 
 def test_python_s_client_works_as_it_is(world: World, url: str) -> None:
