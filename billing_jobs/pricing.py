@@ -22,6 +22,8 @@ __all__ = [
 
 PICO_PER_TOKEN_OF_PRICE = PICO_PER_UNIT // 1_000_000
 MAX_PICO_PER_TOKEN = 2**63 - 1
+MAX_EXPONENT = 30
+"""Of a price: beyond it a fraction of integers takes minutes and all memory to make, and none is in range."""
 PRICES_SETTLE_MS = 60_000
 """A price may be seen so long after it was appended: clocks differ, and appending takes a moment. So none begins
 earlier."""
@@ -37,6 +39,8 @@ def pico_per_token(per_million_tokens: Decimal, field: str) -> int:
     """Exact. Raises PriceInexact naming `field`."""
     if not per_million_tokens.is_finite():
         raise PriceInexact(f"{field}: {per_million_tokens} is no price")
+    if abs(per_million_tokens.adjusted()) > MAX_EXPONENT:
+        raise PriceInexact(f"{field}: {per_million_tokens} is out of range")
     numerator, denominator = per_million_tokens.as_integer_ratio()
     pico, remainder = divmod(numerator * PICO_PER_TOKEN_OF_PRICE, denominator)
     if remainder:

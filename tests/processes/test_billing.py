@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from itertools import count
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from confluent_kafka.admin import AdminClient
 
 from deploy.tenants_file import write_tenants
 from schemas.money import decimal_units
+from schemas.usage import UsageEvent
 from streams.log.kafka import KafkaProducer
 from streams.provisioning import provision
 from streams.settings import KafkaSettings
@@ -24,6 +26,9 @@ from tests.servers import free_ports, until
 from tests.unit.billing_jobs.events import usage_event
 
 SECRET = "s" * 40
+NOON = datetime.now(UTC).replace(day=1, hour=12, minute=0, second=0, microsecond=0) - timedelta(days=1)
+"""Of the last day of last month: the log has times of its own, and takes no events that are far from them."""
+NOON_MS = int(NOON.timestamp()) * 1_000
 _regions = count(1)
 CONFIG = """
 [[pools]]
@@ -109,6 +114,13 @@ def billing(kafka_settings: KafkaSettings, tmp_path: Path) -> Iterator[Billing]:
         yield billing
 
 
+def event(number: int) -> UsageEvent:
+    """Of last month."""
+    return usage_event(
+        number, accepted_at_ms=NOON_MS, first_token_at_ms=NOON_MS + 120, ended_at_ms=NOON_MS + 900
+    )  # fmt: skip
+
+
 def expected(events: int) -> list[object]:
     return [str(events), str(events), str(events * (10 * 100_000 + 4 * 20_000 + 32 * 400_000))]
 
@@ -122,8 +134,8 @@ def test_killed_while_it_stores_it_goes_on_without_loss_or_double(
 
     def produce(first: int, last: int) -> None:
         for number in range(first, last + 1):
-            event = usage_event(number)
-            producer.produce(billing.topics.usage.name, event.encode(), key=event.response_id)
+            used = event(number)
+            producer.produce(billing.topics.usage.name, used.encode(), key=used.response_id)
         assert producer.flush(60) == 0
 
     with billing.running() as process:
@@ -147,8 +159,8 @@ def test_a_first_answer_does_not_wait_for_a_batch_to_gather(billing: Billing, ka
     billing.environment["SLUICE_BILLING__BATCH_WAIT_MS"] = "600000"
     with billing.running():
         for number in range(3):
-            event = usage_event(number)
-            producer.produce(billing.topics.usage.name, event.encode(), key=event.response_id)
+            used = event(number)
+            producer.produce(billing.topics.usage.name, used.encode(), key=used.response_id)
             assert producer.flush(60) == 0
             until(lambda: billing.counts() == expected(number + 1), "it is in the tables", every_s=0.1)  # noqa: B023
 
@@ -179,7 +191,7 @@ def test_a_restart_with_another_price_charges_as_before_until_the_change_is_appl
         # It was accepted long ago, and has its price.
         put(kafka_settings, topic, range(10, 15))
         until(lambda: billing.counts() == expected(15), "it is charged as before", every_s=0.1)
-        month = f"http://127.0.0.1:{billing.port}/internal/invoices/acme/2025-11"
+        month = f"http://127.0.0.1:{billing.port}/internal/invoices/acme/{NOON:%Y-%m}"
         until(
             lambda: billing.http.post(f"{month}/close", json={"actor": "kim"}).status_code == 200,
             "all that was logged is known to be stored, and the month is closed", every_s=0.1,
@@ -201,7 +213,7 @@ def decided(billing: Billing, *words: str) -> subprocess.CompletedProcess[str]:
 def put(kafka_settings: KafkaSettings, topic: Topic, numbers: range) -> None:
     producer = KafkaProducer(kafka_settings, "test")
     for number in numbers:
-        producer.produce(topic.name, usage_event(number).encode(), partition=0)
+        producer.produce(topic.name, event(number).encode(), partition=0)
     assert producer.flush(60) == 0
 
 

@@ -40,7 +40,9 @@ def test_a_price_per_million_tokens_is_a_whole_number_of_pico_per_token(price: s
     assert pico_per_token(Decimal(price), "price") == pico
 
 
-@pytest.mark.parametrize("price", ["0.0000001", "0.1234567", "NaN", "Infinity", "-1", "1e13"])
+@pytest.mark.parametrize(
+    "price", ["0.0000001", "0.1234567", "NaN", "Infinity", "-1", "1e13", "1e999999999", "1e-999999999"]
+)
 def test_a_price_that_would_have_to_be_rounded_is_refused_by_name(price: str) -> None:
     with pytest.raises(PriceInexact, match=r"^models\.tiny\.price\.output: "):
         pico_per_token(Decimal(price), "models.tiny.price.output")

@@ -45,7 +45,7 @@ SELECT * FROM mergeTreeIndex(tables, usage_events)
 SELECT * FROM executable('id', 'LineAsString', 'x String')
 SELECT * FROM python('os')
 SELECT * FROM Python(x)
-SELECT * FROM sqlite('/tmp/x', 't')
+SELECT * FROM sqlite('/tmp/sluice-attack', 't')
 SELECT * FROM mysql('127.0.0.1:1', 'a', 'b', 'c', 'd')
 SELECT * FROM input('x String')
 SELECT * FROM format(LineAsString, 'x')
@@ -61,10 +61,10 @@ DESC (SELECT (SELECT * FROM file('/etc/passwd', 'LineAsString')))
 DESC (SELECT 1), (SELECT * FROM tables.usage_events)
 DESC (SELECT 1) UNION ALL (SELECT * FROM tables.usage_events)
 DESC (SELECT 1 SETTINGS log_comment = 'globex')
-DESC (SELECT 1 INTO OUTFILE '/tmp/x')
+DESC (SELECT 1 INTO OUTFILE '/tmp/sluice-attack')
 DESC (SELECT 1; SELECT 2)
 DESC (DESC (SELECT * FROM tables.usage_events))
-DESC (INSERT INTO FUNCTION file('/tmp/x') SELECT 1)
+DESC (INSERT INTO FUNCTION file('/tmp/sluice-attack') SELECT 1)
 DESCRIBE TABLE (SELECT 1) FORMAT CSV SETTINGS log_comment = 'globex'
 SELECT * FROM tables.usage_events
 SELECT * FROM `tables`.`usage_events`
@@ -131,9 +131,9 @@ SELECT 1 SETTINGS format_schema = '/etc/passwd'
 SELECT * FROM (SELECT 1 SETTINGS log_comment = 'globex')
 SELECT 1 FORMAT Template
 SELECT 1 FORMAT Protobuf
-SELECT 1 INTO OUTFILE '/tmp/x'
-SELECT 1 INTO OUTFILE '/tmp/x' AND STDOUT
-SELECT 1 INTO OUTFILE '/tmp/x' APPEND FORMAT CSV
+SELECT 1 INTO OUTFILE '/tmp/sluice-attack'
+SELECT 1 INTO OUTFILE '/tmp/sluice-attack' AND STDOUT
+SELECT 1 INTO OUTFILE '/tmp/sluice-attack' APPEND FORMAT CSV
 SELECT 1; SELECT 2
 SELECT 1; DROP TABLE usage
 SELECT 1; SELECT throwIf(1, file('/etc/passwd')) /* 'DescribeQuery' */
@@ -164,7 +164,7 @@ quit
 SET log_comment = 'globex'
 USE tables
 INSERT INTO usage SELECT * FROM usage
-INSERT INTO FUNCTION file('/tmp/x') SELECT 1
+INSERT INTO FUNCTION file('/tmp/sluice-attack') SELECT 1
 CREATE TABLE x (a Int8) ENGINE = Memory
 CREATE TEMPORARY TABLE x (a Int8)
 CREATE FUNCTION f AS () -> file('/etc/passwd')
@@ -183,8 +183,8 @@ REVOKE ALL ON *.* FROM default
 SYSTEM SHUTDOWN
 SYSTEM STOP MERGES
 KILL QUERY WHERE 1
-BACKUP TABLE usage TO File('/tmp/x')
-RESTORE TABLE usage FROM File('/tmp/x')
+BACKUP TABLE usage TO File('/tmp/sluice-attack')
+RESTORE TABLE usage FROM File('/tmp/sluice-attack')
 EXPLAIN SELECT 1
 EXPLAIN TABLE OVERRIDE mysql('a', 'b', 'c', 'd')
 CHECK TABLE tables.usage_events
@@ -202,7 +202,7 @@ MOVE x
 WATCH usage
 EXECUTE AS x SELECT 1
 PARALLEL WITH SELECT 1
-COPY usage TO '/tmp/x'
+COPY usage TO '/tmp/sluice-attack'
 """.strip().splitlines()
 
 SEES_ITS_OWN_ALONE = """
@@ -257,7 +257,7 @@ def test_of_prices_it_sees_those_for_all_and_its_own(acme: Analyst, operator: An
 
 def test_no_file_came_of_it() -> None:
     """Of the attempts above."""
-    assert not Path("/tmp/x").exists()
+    assert not Path("/tmp/sluice-attack").exists()
     assert not Path("/tmp/sluice-attack").exists()
 
 
