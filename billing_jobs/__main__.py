@@ -4,6 +4,7 @@ import asyncio
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
@@ -21,6 +22,8 @@ from billing_jobs.price_topic import PriceTeller
 from billing_jobs.pricing import PriceInexact, PriceRow, first_prices, price_row, priced_otherwise
 from billing_jobs.queries import Reader, read_settings
 from billing_jobs.reconciliation.wiring import watching
+from billing_jobs.rollups.roller import Roller
+from billing_jobs.rollups.tables import ROLLER_SETTINGS
 from billing_jobs.server import Sql, create_app, price_desk, sql_reader, usage_readers
 from billing_jobs.server_config import ServerConfig
 from billing_jobs.sink import GROUP, Sink
@@ -103,20 +106,20 @@ def make_sink(settings: Settings, store: ClickHouseStore, metrics: BillingMetric
 
 
 @contextmanager
-def running(sink: Sink, ended: threading.Event, errors: list[Exception]) -> Iterator[None]:
-    """Runs the sink in a thread; `ended` is set when it stops by itself, with the reason in `errors`."""
+def running(part: Sink | Roller, ended: threading.Event, errors: list[Exception]) -> Iterator[None]:
+    """Runs it in a thread; `ended` is set when it stops by itself, with the reason in `errors`."""
     stop = threading.Event()
 
     def run() -> None:
         try:
-            with closing(sink):
-                sink.run(stop)
+            with closing(part):
+                part.run(stop)
         except Exception as error:  # noqa: BLE001 - handed to the main thread, which ends the process with it
             errors.append(error)
         finally:
             ended.set()
 
-    thread = threading.Thread(target=run, name="sink")
+    thread = threading.Thread(target=run, name=type(part).__name__.lower())
     thread.start()
     try:
         yield
@@ -197,6 +200,7 @@ def _run(settings: Settings) -> int:
         teller = PriceTeller(KafkaProducer(settings.kafka, "billing-prices"), settings.topics.prices.name)
         teller.tell(store.prices())
         sink = make_sink(settings, store, metrics, teller)
+        roller = Roller(database.connection(ROLLER_SETTINGS), metrics, time.monotonic)
         limits = read_settings(settings.billing.max_query_rows, settings.billing.query_timeout_s)
 
         def reader() -> Reader:
@@ -208,7 +212,7 @@ def _run(settings: Settings) -> int:
         if settings.billing.clickhouse_url:
             sql = stack.enter_context(_over_server(reader, settings))
         else:
-            within = _embedded(settings, database, lambda: store.writes + invoices.writes, metrics)
+            within = _embedded(settings, database, lambda: store.writes + invoices.writes + roller.writes, metrics)
             sql, analysts = stack.enter_context(within)
             configs.append(analysts)
         desk = stack.enter_context(
@@ -242,6 +246,7 @@ def _run(settings: Settings) -> int:
         stack.enter_context(running(sink, ended, errors))
         stack.enter_context(beside("reconciliation", watching(settings, database, sink, metrics)))
         stack.enter_context(beside("webhooks", delivering(settings, metrics)))
+        stack.enter_context(running(roller, ended, errors))
         collect_seldom()
         asyncio.run(serve(servers, ended))
     if errors:

@@ -13,21 +13,16 @@ import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Generic, TypeVar
 
 from billing_jobs.haste import Haste
 from billing_jobs.pricing import Charge, PriceBook, charge
-from schemas.base import ScopedRecord
-from schemas.codec import DecodeReason, Undecodable, decode
-from schemas.usage import USAGE, ComputeRecord, DeliveredCount, UsageEvent
+from billing_jobs.reading import Logged, Unusable, read_records
+from schemas.usage import ComputeRecord, DeliveredCount, UsageEvent
 from streams.clocks import is_due
 from streams.log.port import Committed, LogRecord, TopicPartition
-from streams.topics import DAY_MS
 
 ROW_SCHEMA = 1
 """Version of the mapping from records to rows. A cut made by a newer one is not inserted by an older one."""
-MAX_EVENT_AGE_MS = 400 * DAY_MS
-MAX_EVENT_AHEAD_MS = DAY_MS
 
 
 class CutUnreadable(Exception):
@@ -134,28 +129,6 @@ def _sha256(records: Iterable[LogRecord]) -> str:
     return digest.hexdigest()
 
 
-Event = TypeVar("Event", bound=ScopedRecord)
-
-
-@dataclass(frozen=True, slots=True)
-class Logged(Generic[Event]):
-    """An event and where it stood in the log."""
-
-    event: Event
-    partition: int
-    offset: int
-    logged_at_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class Unusable:
-    """A record for dead letters."""
-
-    record: LogRecord
-    reason: DecodeReason
-    detail: str
-
-
 @dataclass(frozen=True, slots=True)
 class Batch:
     """A cut with its records sorted by table. `charges` stands beside `usage`, row for row."""
@@ -173,55 +146,23 @@ class Batch:
 
 def parse_batch(cut: Cut, records: Sequence[LogRecord], book: PriceBook, log_id: str = "") -> Batch:
     """Depends on its arguments alone: the same cut read again gives the same batch."""
-    batch = Batch(cut, records[0].timestamp_ms, max(record.timestamp_ms for record in records), log_id)
-    for record in records:
-        try:
-            event = decode(USAGE, record.value)
-            _check_integers(event)
-            if isinstance(event, UsageEvent):
-                _check_times(event, record.timestamp_ms)
-                batch.usage.append(Logged(event, record.partition, record.offset, record.timestamp_ms))
-                batch.charges.append(charge(event, book))
-            elif isinstance(event, ComputeRecord):
-                batch.compute.append(Logged(event, record.partition, record.offset, record.timestamp_ms))
-            else:
-                batch.delivered.append(Logged(event, record.partition, record.offset, record.timestamp_ms))
-        except Undecodable as error:
-            batch.unusable.append(Unusable(record, error.reason, error.detail))
-    return batch
+    read = read_records(records)
+    return Batch(
+        cut,
+        records[0].timestamp_ms,
+        max(record.timestamp_ms for record in records),
+        log_id,
+        usage=read.usage,
+        charges=[charge(row.event, book) for row in read.usage],
+        compute=read.compute,
+        delivered=read.delivered,
+        unusable=read.unusable,
+    )
 
 
 def priced(batch: Batch, book: PriceBook) -> Batch:
     """The batch, charged by `book`."""
     return replace(batch, charges=[charge(row.event, book) for row in batch.usage])
-
-
-def _check_integers(event: UsageEvent | ComputeRecord | DeliveredCount) -> None:
-    """What the schema leaves unbounded must fit its column, or one record would stop its batch for ever."""
-    bounds: list[tuple[str, int, int]] = []
-    if isinstance(event, UsageEvent):
-        bounds = [
-            ("choice", event.choice, 2**32),
-            ("attempts", event.attempts, 2**32),
-            ("billing_rule_version", event.billing_rule_version, 2**16),
-            ("scope.policy_version", event.scope.policy_version, 2**32),
-            *((f"stage_ms.{stage[:40]}", at_ms, 2**53) for stage, at_ms in event.stage_ms.items()),
-        ]
-    elif isinstance(event, ComputeRecord):
-        bounds = [("engine_ms", event.engine_ms, 2**53)]
-    for name, value, bound in bounds:
-        if not 0 <= value < bound:
-            raise Undecodable("invalid", f"{name}: not in [0, {bound})")
-
-
-def _check_times(event: UsageEvent, logged_at_ms: int) -> None:
-    """Times that no honest writer can have: they would choose a price, or scatter one batch over many partitions."""
-    times = {"accepted_at_ms": event.accepted_at_ms, "ended_at_ms": event.ended_at_ms}
-    if event.first_token_at_ms:
-        times["first_token_at_ms"] = event.first_token_at_ms
-    for name, at_ms in times.items():
-        if not logged_at_ms - MAX_EVENT_AGE_MS <= at_ms <= logged_at_ms + MAX_EVENT_AHEAD_MS:
-            raise Undecodable("invalid", f"{name}: more than 400 days before or one day after the record's own time")
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,4 +89,14 @@ class BillingMetrics:
         )
         self.webhooks_waiting = Gauge(
             "sluice_billing_webhooks_waiting", "Messages that nobody has taken yet.", registry=registry
+        self.open_hours = Gauge(
+            "sluice_billing_open_hours",
+            "Hours of usage that are read from the events, not from sums.",
+            registry=registry,
+        )
+        self.rollup_seconds = Histogram(
+            "sluice_billing_rollup_seconds", "To sum one hour of usage.", buckets=_INSERT_BUCKETS_S, registry=registry
+        )
+        self.rollup_failures = Counter(
+            "sluice_billing_rollup_failures_total", "Hours that could not be summed then.", registry=registry
         )

@@ -1,5 +1,6 @@
 """Usage that waited for a price gets it, within ClickHouse."""
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from billing_jobs.rows import INSERT_SETTINGS, USAGE_COLUMNS
@@ -16,7 +17,10 @@ _PRICED_NOW = """
         AND event.lane = price.lane AND event.region = price.region AND event.accepted_at >= price.valid_from
     WHERE price.price_id != ''
 """
-_WAITING = f"SELECT event.usage_id, event.tenant_id {_PRICED_NOW} LIMIT {{max_rows:UInt32}}"
+_WAITING = (
+    "SELECT event.usage_id, event.tenant_id, toUnixTimestamp(toStartOfHour(event.accepted_at)) * 1000"
+    f" {_PRICED_NOW} LIMIT {{max_rows:UInt32}}"
+)
 _NEW_CHARGE = {
     "charge_state": "'priced'",
     "cost_pico": "toInt128(uncached_input_tokens) * uncached_input_pico + toInt128(cached_input_tokens)"
@@ -31,9 +35,10 @@ _REPRICE = (
 )
 
 
-def reprice(client: Any, max_rows: int) -> int:
+def reprice(client: Any, max_rows: int, open_hours: Callable[[Iterable[int]], None]) -> int:
     """Inserts up to so many rows that wait for a price again, with the one in force when they were accepted; says how
-    many. 0 when none of them has a price yet. A row that had a price keeps it.
+    many. 0 when none of them has a price yet. A row that had a price keeps it. `open_hours` is told before which hours
+    are written to.
     """
     rule = {"rule": BILLING_RULE_VERSION}
     # Read without FINAL, where next to nothing waits: which months must be read with it.
@@ -46,6 +51,7 @@ def reprice(client: Any, max_rows: int) -> int:
         found = client.query(_WAITING, parameters={**rule, "month": month, "max_rows": max_rows}).result_rows
         if not found:
             continue
+        open_hours({row[2] for row in found})
         client.command(
             _REPRICE,
             parameters={

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
-from billing_jobs.cut import Batch, Logged
+from billing_jobs.cut import Batch
 from billing_jobs.pricing import Charge
+from billing_jobs.reading import Columned, Logged
 from schemas.usage import ComputeRecord, DeliveredCount, UsageEvent
 
 Row = TypeVar("Row")
@@ -24,11 +25,14 @@ INSERT_SETTINGS = {
 
 @dataclass(frozen=True, slots=True)
 class Column(Generic[Row]):
-    """`type` is ClickHouse's, equal to the one in the tables; times are given in Unix milliseconds."""
+    """`type` is ClickHouse's, equal to the one in the tables; times are given in Unix milliseconds. `path`: what the
+    column is called where rows have columns already.
+    """
 
     name: str
     type: str
     value: Callable[[Row], Any]
+    path: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,30 +53,31 @@ class TableRows:
 
 
 def _rows(table: str, identity: str, columns: Sequence[Column[Row]], rows: Sequence[Row]) -> TableRows:
+    known = rows.columns if isinstance(rows, Columned) else {}
     return TableRows(
         table,
         identity,
         tuple(column.name for column in columns),
         tuple(column.type for column in columns),
-        [list(map(column.value, rows)) for column in columns],
+        [list(known[c.path] if c.path in known else map(c.value, rows)) for c in columns],
     )
 
 
 def _scope_columns(*names: str) -> list[Column[Logged[Any]]]:
-    return [Column(name, NAME, attrgetter(f"event.scope.{name}")) for name in names]
+    return [_event_column(name, NAME, f"scope.{name}") for name in names]
 
 
 def _log_columns() -> list[Column[Logged[Any]]]:
     return [
-        Column("log_partition", "UInt32", attrgetter("partition")),
-        Column("log_offset", "UInt64", attrgetter("offset")),
-        Column("logged_at", TIME, attrgetter("logged_at_ms")),
+        Column("log_partition", "UInt32", attrgetter("partition"), "partition"),
+        Column("log_offset", "UInt64", attrgetter("offset"), "offset"),
+        Column("logged_at", TIME, attrgetter("logged_at_ms"), "logged_at_ms"),
     ]
 
 
 def _event_column(name: str, type_: str, path: str = "") -> Column[Logged[Any]]:
     """`path` where it differs from the column's name."""
-    return Column(name, type_, attrgetter(f"event.{path or name}"))
+    return Column(name, type_, attrgetter(f"event.{path or name}"), path or name)
 
 
 _USAGE: list[Column[Logged[UsageEvent]]] = [
@@ -89,7 +94,7 @@ _USAGE: list[Column[Logged[UsageEvent]]] = [
         _event_column(name, NAME)
         for name in ("endpoint", "model", "requested_model", "pool", "lane", "worker_id", "finish_reason")
     ),
-    _event_column("ending", NAME, "ending.value"),
+    _event_column("ending", NAME),
     _event_column("attempts", "UInt32"),
     _event_column("billable", "Bool"),
     _event_column("billing_rule_version", "UInt16"),

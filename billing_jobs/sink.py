@@ -8,10 +8,11 @@ from threading import Event
 
 import structlog
 
-from billing_jobs.cut import Batch, CutPlanner, Unusable, check_log, parse_batch, priced
+from billing_jobs.cut import Batch, CutPlanner, check_log, parse_batch, priced
 from billing_jobs.haste import Haste
 from billing_jobs.metrics import BillingMetrics
 from billing_jobs.pricing import PRICES_SETTLE_MS, PriceBook, PriceRow
+from billing_jobs.reading import Unusable
 from billing_jobs.store import BatchStore, StoredPosition, StoreError
 from streams.clocks import is_due
 from streams.dead_letters import letter_of
@@ -164,6 +165,7 @@ class Sink:
             self._advance(self._pending)
         if self._pending is None:
             self._reprice()
+            self._rest()
         self._report()
 
     # -- 1. records in --------------------------------------------------------------------------------------------
@@ -329,6 +331,12 @@ class Sink:
             _log.info("usage_repriced", events=rows)
         self._reprice_at_ms = now_ms if rows else None
 
+    def _rest(self) -> None:
+        try:
+            self._store.rest()
+        except StoreError as error:
+            _log.warning("hours_stay_open", error=str(error), repeats=True)
+
     def _insert(self, pending: _Pending) -> None:
         self._price(pending)
         batch = pending.batch
@@ -342,7 +350,8 @@ class Sink:
             self._metrics.insert_failures.inc()
             raise
         ended_ms = self._clock_ms()
-        self._haste.inserted(ended_ms - began_ms, ended_ms)
+        rows = len(batch.usage) + len(batch.compute) + len(batch.delivered)
+        self._haste.inserted(ended_ms - began_ms, rows, ended_ms)
         self._stored[batch.cut.source] = StoredPosition(batch.cut.last + 1, batch.last_logged_at_ms, batch.log_id)
         self._metrics.rows.labels("usage_events").inc(len(batch.usage))
         self._metrics.rows.labels("compute_records").inc(len(batch.compute))

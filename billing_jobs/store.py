@@ -4,7 +4,7 @@ Calls block; each object here is used from one thread. An error leaves the conne
 to prefix the next answer with the failed query's output), so every error replaces it.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from importlib.resources import files
@@ -12,8 +12,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol, Self
 from urllib.parse import urlsplit
+from uuid import uuid4
 
 import clickhouse_connect
+import structlog
 from clickhouse_connect.driver.binding import format_bind_value, quote_identifier
 from clickhouse_connect.driver.exceptions import ClickHouseError
 from clickhouse_connect.driver.httputil import default_pool_manager
@@ -31,7 +33,11 @@ from billing_jobs.price_tables import (
 )
 from billing_jobs.pricing import PriceRow, PriceScope, TokenCounts
 from billing_jobs.repricing import reprice
+from billing_jobs.rollups.hours import OpenHours, hour_of
+from billing_jobs.rollups.tables import store_marks
+from billing_jobs.rollups.views import usage_views
 from billing_jobs.rows import INSERT_SETTINGS, NAME, TEXT, TableRows, tables_of
+from streams.clocks import monotonic_ms
 from streams.settings import BillingSettings, Settings
 
 MIGRATIONS = {
@@ -42,10 +48,13 @@ MIGRATIONS = {
     5: "5_repricing.sql",
     6: "6_price_changes.sql",
     7: "7_price_scopes.sql",
+    8: "8_rollups.sql",
     9: "9_invoices.sql",
     10: "10_reconciliations.sql",
 }
 """Schema version → the statements that lead to it from the one before."""
+_VIEWS_SINCE = 8
+"""The views of `rollups.views` are made with this step and each later one."""
 SCHEMA_VERSION = max(MIGRATIONS)
 _NOT_TO_BE_REPEATED = {
     2: "SELECT count() FROM system.columns"
@@ -66,6 +75,8 @@ _LOOKED_UP_BY = {
     "billing_batches": (),
 }
 """Beside the identity: what the tables' keys begin with, so that a lookup reads no whole table."""
+
+_log = structlog.get_logger()
 
 
 class StoreError(Exception):
@@ -117,6 +128,9 @@ class BatchStore(Protocol):
 
     def decide(self, decision: OperatorsDecision) -> None:
         """No batch of the partition is being inserted meanwhile."""
+
+    def rest(self) -> None:
+        """Nothing is being inserted. Raises StoreError."""
 
 
 def server_options(settings: BillingSettings) -> dict[str, Any]:
@@ -257,7 +271,8 @@ def _migrate(client: Any) -> None:
         if _schema_version(client) >= version:
             continue
         if version not in _NOT_TO_BE_REPEATED or not client.query(_NOT_TO_BE_REPEATED[version]).first_row[0]:
-            for statement in statements_of((files("billing_jobs") / "migrations" / MIGRATIONS[version]).read_text()):
+            text = (files("billing_jobs") / "migrations" / MIGRATIONS[version]).read_text()
+            for statement in statements_of(text + usage_views() if version >= _VIEWS_SINCE else text):
                 client.command(statement)
         client.insert("schema_version", [[version]], column_names=["version"])
 
@@ -285,13 +300,17 @@ def _remove_parts_one_by_one(client: Any) -> None:
 class ClickHouseStore:
     """A BatchStore over the tables of the migrations; also keeps `prices`."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, clock_ms: Callable[[], int] = monotonic_ms) -> None:
         self._connection = connection
+        self._clock_ms = clock_ms
+        self._hours = OpenHours()
+        self._writer = str(uuid4())
         self.writes = 0
         """That ended, well or not; it may be read from any thread, to see whether tables may have changed."""
 
     def insert(self, batch: Batch, *, again: bool) -> None:
         with self._writing() as client:
+            self._open_hours(client, {hour_of(row.event.accepted_at_ms) for row in batch.usage})
             for rows in tables_of(batch):
                 _insert(client, rows, {"insert_deduplication_token": batch.cut.token})
                 # The engine notes the token before the rows become visible. Killed in between, it would take this
@@ -353,7 +372,11 @@ class ClickHouseStore:
     def reprice(self, max_rows: int) -> int:
         """As `repricing.reprice` says."""
         with self._writing() as client:
-            return reprice(client, max_rows)
+            return reprice(client, max_rows, lambda hours_ms: self._open_hours(client, hours_ms))
+
+    def rest(self) -> None:
+        """Closes hours that were written to; they may be rolled then."""
+        self._close_hours(all_of_them=False)
 
     def append_prices(self, rows: Sequence[PriceRow], version: int = 0, actor: str = "", reason: str = "") -> None:
         """`version` is of the change; 0: a model's first price, which needs no actor and no reason."""
@@ -365,6 +388,20 @@ class ClickHouseStore:
         with self._writing() as client:
             insert_gpu_prices(client, rows, version, actor, reason)
 
+    def _open_hours(self, client: Any, hours_ms: Iterable[int]) -> None:
+        """Before anything is written to `usage_events`."""
+        now_ms = self._clock_ms()
+        if marks := self._hours.opening(hours_ms, now_ms):
+            store_marks(client, self._writer, marks)
+            self._hours.stored(marks, now_ms)
+
+    def _close_hours(self, *, all_of_them: bool) -> None:
+        now_ms = self._clock_ms()
+        if marks := self._hours.closing(now_ms, all_of_them=all_of_them):
+            with self._writing() as client:
+                store_marks(client, self._writer, marks)
+            self._hours.stored(marks, now_ms)
+
     @contextmanager
     def _writing(self) -> Iterator[Any]:
         try:
@@ -374,6 +411,11 @@ class ClickHouseStore:
             self.writes += 1
 
     def close(self) -> None:
+        try:
+            self._close_hours(all_of_them=True)
+        except StoreError as error:
+            # They are read from their events, and rolled when whoever opened them counts as lost.
+            _log.warning("hours_stay_open", error=str(error))
         self._connection.close()
 
 

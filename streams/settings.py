@@ -459,7 +459,7 @@ class BillingSettings(_Section):
     batch_rows: int = Field(default=10_000, ge=1)
     batch_wait_ms: int = Field(default=5_000, ge=1, description="Every batch costs four inserts, however small it is.")
     quick_wait_ms: int = Field(
-        default=300, ge=1, description="The same while inserts take less than a twentieth of the time."
+        default=300, ge=1, description="The same while small batches take less than a twentieth of the time."
     )
     query_timeout_s: float = Field(default=10, gt=0)
     max_query_rows: int = Field(default=10_000, ge=1)

@@ -28,18 +28,21 @@ _OF_TENANTS = {
     "invoice_usage": f"tenant_id = getSetting('{TENANT_SETTING}')",
     "ledger_entries": f"tenant_id = getSetting('{TENANT_SETTING}')",
     "usage_events": f"tenant_id = getSetting('{TENANT_SETTING}')",
+    # Those of no tenant say which hours of all are summed, and stand in no view.
+    "usage_hours": f"tenant_id IN ('', getSetting('{TENANT_SETTING}'))",
     "delivered_counts": f"tenant_id = getSetting('{TENANT_SETTING}')",
     "prices": f"tenant_id IN ('', getSetting('{TENANT_SETTING}'))",
 }
 """Table → which of its rows a tenant sees."""
 _VIEWS_OF_TENANTS = (
-    "usage", "usage_by_hour", "usage_by_day", "delivered_counts", "prices", "price_intervals", "invoices",
-    "invoice_lines", "invoiced_usage", "ledger",
+    "usage", "usage_by_hour", "usage_by_day", "usage_by_month", "usage_live", "delivered_counts", "prices",
+    "price_intervals", "invoices", "invoice_lines", "invoiced_usage", "ledger",
 )  # fmt: skip
 _TABLES_OF_THE_OPERATOR = (
     "usage_events", "compute_records", "delivered_counts", "prices", "billing_batches", "billing_decisions",
-    "reconciliations", "schema_version", "usage", "usage_by_hour", "usage_by_day", "price_intervals", "price_timeline",
-    "price_differences", "gpu_prices", "gpu_costs", "margins", "invoice_closings", "invoice_usage", "ledger_entries",
+    "reconciliations", "schema_version", "usage", "usage_hours", "usage_by_hour", "usage_by_day", "usage_by_month",
+    "usage_live", "price_intervals", "price_timeline", "price_differences", "gpu_prices", "gpu_costs", "margins",
+    "invoice_closings", "invoice_usage", "ledger_entries",
     "counting_closings", "invoices", "invoice_lines", "invoiced_usage", "ledger", "dropped_months",
 )  # fmt: skip
 _SYSTEM_TABLES = (

@@ -1,4 +1,5 @@
--- What analysts of a tenant see, in the database `sluice` of their reader; the tables themselves are in `tables` there.
+-- What analysts of a tenant see, in the database `sluice` of their reader, beside the views of `rollups/views.sql`; the
+-- tables themselves are in `tables` there.
 -- Row policies on the tables leave each its own rows; here are the columns that are theirs: nothing of workers, keys of
 -- encryption or the log.
 CREATE VIEW sluice.usage AS
@@ -9,34 +10,6 @@ SELECT
     output_tokens, reasoning_tokens, released_tokens, reserved_tokens, charge_state, cost_pico, currency, price_id,
     logged_at, toDecimal256(cost_pico, 12) / 1000000000000 AS cost
 FROM tables.usage_events FINAL;
-
-CREATE VIEW sluice.usage_by_hour AS
-SELECT
-    tenant_id, project_id, model, currency, toStartOfHour(accepted_at) AS hour,
-    countIf(choice = 0)                    AS requests,
-    sum(uncached_input_tokens)             AS uncached_input_tokens,
-    sum(cached_input_tokens)               AS cached_input_tokens,
-    sum(output_tokens)                     AS output_tokens,
-    sum(reasoning_tokens)                  AS reasoning_tokens,
-    sum(released_tokens)                   AS released_tokens,
-    countIf(charge_state = 'suspense')     AS suspense_events,
-    sum(cost_pico)                         AS cost_pico
-FROM sluice.usage
-GROUP BY tenant_id, project_id, model, currency, hour;
-
-CREATE VIEW sluice.usage_by_day AS
-SELECT
-    tenant_id, project_id, model, currency, toDate(accepted_at) AS day,
-    countIf(choice = 0)                    AS requests,
-    sum(uncached_input_tokens)             AS uncached_input_tokens,
-    sum(cached_input_tokens)               AS cached_input_tokens,
-    sum(output_tokens)                     AS output_tokens,
-    sum(reasoning_tokens)                  AS reasoning_tokens,
-    sum(released_tokens)                   AS released_tokens,
-    countIf(charge_state = 'suspense')     AS suspense_events,
-    sum(cost_pico)                         AS cost_pico
-FROM sluice.usage
-GROUP BY tenant_id, project_id, model, currency, day;
 
 CREATE VIEW sluice.delivered_counts AS
 SELECT delivered_id, response_id, tenant_id, project_id, region, delivered_tokens, logged_at

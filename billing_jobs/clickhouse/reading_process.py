@@ -16,11 +16,13 @@ from threading import Lock
 
 import structlog
 
-from billing_jobs.clickhouse.access import OF_TENANTS, OF_THE_OPERATOR, Layout, Limits, reach_of
+from billing_jobs.clickhouse.access import OF_TENANTS, TABLES_DATABASE, Layout, Limits, reach_of
 from billing_jobs.clickhouse.asks import Answer, Ask
 from billing_jobs.clickhouse.channel import ChannelClosed, receive, send
 from billing_jobs.clickhouse.errors import ClickHouseFailed, Refused
 from billing_jobs.clickhouse.snapshots import Snapshots
+from billing_jobs.embedded import EMBEDDED_DATABASE
+from billing_jobs.rollups.views import usage_views
 
 OPEN_S = 30.0
 """For a process to start and an engine to open a snapshot; a tenth of a second and one, on a machine with room."""
@@ -61,7 +63,7 @@ class ReadingProcess:
         self._server_memory_bytes = server_memory_bytes
         self._clock_s = clock_s
         self._on_kill = on_kill
-        self._views = {reach.views: _text(reach.views) for reach in (OF_TENANTS, OF_THE_OPERATOR) if reach.views}
+        self._views = {OF_TENANTS.views: _text(OF_TENANTS.views)}
         self._gated = gated
         self._turn = Lock()
         self._running: Ask | None = None
@@ -176,4 +178,5 @@ class ReadingProcess:
 
 def _text(name: str) -> str:
     """Of this program, as it was when billing started: the tables are of its schema."""
-    return (files("billing_jobs.clickhouse") / name).read_text()
+    of_tenants = (files("billing_jobs.clickhouse") / name).read_text()
+    return of_tenants + usage_views(f"{TABLES_DATABASE}.", f"{EMBEDDED_DATABASE}.", "CREATE VIEW")

@@ -99,7 +99,7 @@ def test_tools_fill_their_menus_over_jdbc(see: See) -> None:
     assert "tables" not in menus["schemas"]
     assert menus["tables"] == [
         "delivered_counts", "invoice_lines", "invoiced_usage", "invoices", "ledger", "price_intervals", "prices",
-        "usage", "usage_by_day", "usage_by_hour",
+        "usage", "usage_by_day", "usage_by_hour", "usage_by_month", "usage_live",
     ]  # fmt: skip
     assert {"model", "currency", "valid_from", "output_pico"} <= set(menus["columns"])
     assert (menus["keys"], menus["kinds"], menus["types"], menus["functions"]) == ([], True, True, ["toDate"])

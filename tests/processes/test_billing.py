@@ -171,11 +171,12 @@ def test_a_restart_with_another_price_charges_as_before_until_the_change_is_appl
     topic = billing.topics.usage
     provision(kafka_settings, [topic, billing.topics.dead_letters])
     put(kafka_settings, topic, range(5))
-    with billing.running():
+    with billing.running() as process:
         until(lambda: billing.counts() == expected(5), "it is in the tables", every_s=0.1)
+        stop(process)
     config = Path(billing.environment["SLUICE_CONFIG"])
     config.write_text(config.read_text().replace('output = "0.40"', 'output = "0.80"'))
-    with billing.running():
+    with billing.running() as process:
         put(kafka_settings, topic, range(5, 10))
         until(lambda: billing.counts() == expected(10), "it is charged as before", every_s=0.1)
         assert "sluice_billing_prices_not_applied 1.0" in billing.metrics()
@@ -198,11 +199,21 @@ def test_a_restart_with_another_price_charges_as_before_until_the_change_is_appl
         )  # fmt: skip
         closed = billing.http.get(month).json()
         assert closed["invoices"][0]["exact"] == decimal_units(int(str(expected(15)[2])))
+        stop(process)
     with billing.running():
         assert "sluice_billing_prices_not_applied 0.0" in billing.metrics()
         assert billing.http.get(month).json() == closed
         found = billing.http.get(f"{month}/check").json()
         assert (found["reproduced"], found["to_be_added"], found["missing_events"]) == (True, [], 0)
+        # Nobody writes to the hour any more, so it is summed, and is what its events are.
+        figures = "SELECT requests FROM usage_hours WHERE kind = 'figures' ORDER BY version DESC LIMIT 1"
+        until(lambda: billing.sql(figures) == [["15"]], "its hour is summed", every_s=0.1)
+        assert billing.sql("SELECT requests, cost_pico FROM usage_by_hour") == [["15", expected(15)[2]]]
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=60) == 0
 
 
 def decided(billing: Billing, *words: str) -> subprocess.CompletedProcess[str]:

@@ -73,6 +73,9 @@ class MemoryStore:
         place = (decision.topic, decision.partition)
         self.decisions[place] = (decision, len(self.tables.get("billing_batches", ())))
 
+    def rest(self) -> None:
+        """Nothing is summed here."""
+
     def column(self, table: str, name: str) -> list[Any]:
         """Raw, with duplicates."""
         return [row[name] for row in self.tables.get(table, ())]

@@ -106,6 +106,11 @@ def test_tables_of_an_older_program_are_carried_over_whole(tmp_path: Path, monke
     def contents(database: Database) -> list[tuple[object, ...]]:
         return query(database, "SELECT * FROM usage ORDER BY usage_id")
 
+    def by_hour(database: Database) -> list[tuple[object, ...]]:
+        return query(
+            database, "SELECT hour, model, sum(requests), sum(cost_pico) FROM usage_by_hour GROUP BY hour, model"
+        )
+
     def as_version_1_made_it(database: Database) -> None:
         execute(
             database,
@@ -118,18 +123,20 @@ def test_tables_of_an_older_program_are_carried_over_whole(tmp_path: Path, monke
     with closing(Database.embedded(path)) as database, monkeypatch.context() as older:
         older.setattr("billing_jobs.store.SCHEMA_VERSION", 1)
         older.setattr(rows, "_BATCH", [column for column in rows._BATCH if column.name != "log_id"])
+        older.setattr("billing_jobs.store.store_marks", lambda *_: None)
         database.open()
         as_version_1_made_it(database)
         with closing(ClickHouseStore(database.connection())) as store:
             for _ in range(2):
                 store.insert(usage_batch(0, 4), again=False)
             store.insert(usage_batch(3, 9), again=False)
-        before = contents(database)
+        before, hours_before = contents(database), by_hour(database)
     assert len(before) == 10
     for _ in range(2):
         with closing(Database.embedded(path)) as database:
             database.open()
             assert contents(database) == before
+            assert by_hour(database) == hours_before != []
             [engine] = query(database, "SELECT engine_full FROM system.tables WHERE name = 'usage_events'")
             assert str(engine[0]).startswith("ReplacingMergeTree(precedence)")
             execute(database, "TRUNCATE TABLE schema_version")

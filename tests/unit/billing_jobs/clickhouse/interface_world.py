@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Self
@@ -18,6 +18,8 @@ from billing_jobs.invoices.desk import CloseAsked, EntryAsked, InvoiceDesk
 from billing_jobs.invoices.tables import InvoiceTables
 from billing_jobs.metrics import BillingMetrics
 from billing_jobs.pricing import price_row
+from billing_jobs.rollups.roller import LOOK_PERIOD_S, Roller
+from billing_jobs.rollups.tables import ROLLER_SETTINGS
 from billing_jobs.server_config import ServerConfig
 from billing_jobs.store import ClickHouseStore, Database
 from deploy.tenants_file import create_api_key, write_tenants
@@ -59,6 +61,7 @@ class World:
         self.store.append_prices([of_all, *(replace(of_all, valid_from_ms=2**42, tenant_id=name) for name in ROWS)])
         self.store.append_gpu_prices([GpuPrice("default", "USD", 0, 2 * 10**12, 1)])
         self._invoice()
+        self.roll()
 
     def _invoice(self) -> None:
         """Each tenant's month is closed, with a credit of its own."""
@@ -67,6 +70,15 @@ class World:
             credit = {"kind": "credit", "amount": "1", "currency": "USD", "reason": f"for {tenant}", "actor": "kim"}
             desk.record(EntryAsked.model_validate({"tenant_id": tenant, **credit}))
             desk.close_month(tenant, "2025-11", CloseAsked(actor="kim"))
+
+    def roll(self) -> None:
+        """What was written is read from sums from now on, until it is written to again."""
+        self.store.close()
+        with closing(
+            Roller(self.database.connection(ROLLER_SETTINGS), BillingMetrics(CollectorRegistry()), time.monotonic)
+        ) as roller:
+            while roller.step() != LOOK_PERIOD_S:
+                pass
 
     def close(self) -> None:
         """The engine stops with its last connection; a process has one."""

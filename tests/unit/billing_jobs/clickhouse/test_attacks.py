@@ -70,6 +70,8 @@ SELECT * FROM tables.usage_events
 SELECT * FROM `tables`.`usage_events`
 SELECT * FROM usage_events
 SELECT * FROM tables.compute_records
+SELECT * FROM tables.usage_hours
+SELECT * FROM usage_hours
 SELECT * FROM compute_records
 SELECT * FROM gpu_costs
 SELECT * FROM gpu_prices
@@ -211,6 +213,8 @@ SELECT tenant_id FROM usage WHERE 1 OR tenant_id = 'globex'
 SELECT tenant_id FROM usage WHERE tenant_id = 'globex'
 SELECT tenant_id FROM usage_by_hour
 SELECT tenant_id FROM usage_by_day
+SELECT tenant_id FROM usage_by_month
+SELECT tenant_id FROM usage_by_hour WHERE 1 OR tenant_id = ''
 SELECT tenant_id FROM delivered_counts
 SELECT tenant_id FROM invoices
 SELECT JSONExtractString(document, 'tenant_id') FROM invoices

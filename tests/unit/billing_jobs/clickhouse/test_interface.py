@@ -70,6 +70,22 @@ def test_a_tenants_analyst_reads_its_own_invoices_and_ledger(acme: Analyst, oper
     assert everybodys == [["acme", "kim"], ["globex", "kim"]]
 
 
+def test_sums_of_hours_are_a_tenants_own_whether_they_are_summed_or_not(
+    world: World, acme: Analyst, operator: Analyst
+) -> None:
+    """Its hour was summed before; in an hour that another tenant writes to all are read from their events."""
+    for period in ("hour", "day", "month"):
+        by_tenant = f"SELECT tenant_id, sum(requests) FROM usage_by_{period} GROUP BY tenant_id ORDER BY tenant_id"
+        assert acme.rows(by_tenant) == [["acme", str(ROWS["acme"])]]
+        assert operator.rows(by_tenant)[:2] == [[name, str(rows)] for name, rows in sorted(ROWS.items())]
+    assert operator.rows("SELECT countIf(kind = 'figures'), countIf(kind = 'rolled') FROM usage_hours") == [["2", "1"]]
+    world.add("umbrella", 3)
+    while ["umbrella", "3"] not in operator.rows(by_tenant):
+        threading.Event().wait(0.05)
+    assert acme.rows(by_tenant) == [["acme", str(ROWS["acme"])]]
+    assert acme.rows("SELECT is_estimate FROM usage_live") == []
+
+
 def test_what_is_inserted_is_seen_soon(world: World, operator: Analyst) -> None:
     question = "SELECT count() FROM usage WHERE tenant_id = 'initech'"
     assert operator.rows(question) == [["0"]]

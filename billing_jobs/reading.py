@@ -1,0 +1,354 @@
+"""Records of `usage` as events, read by columns: a list of values is checked as one, not value by value.
+
+What the schema takes and no writer of ours writes (a field more or less, a number as text) is read by the schema, and
+so is what fails a check here: it has the last word, and the words for what is wrong. A check here is never laxer than
+its own, since each is made of the schema's field.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import chain
+from operator import itemgetter
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, get_args, get_origin
+
+import orjson
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from schemas.base import Scope, ScopedRecord
+from schemas.codec import DecodeReason, Undecodable, decode
+from schemas.endings import EndingCode
+from schemas.usage import USAGE, ComputeRecord, DeliveredCount, UsageEvent
+from streams.log.port import LogRecord
+from streams.topics import DAY_MS
+
+MAX_EVENT_AGE_MS = 400 * DAY_MS
+MAX_EVENT_AHEAD_MS = DAY_MS
+_BOUNDS: dict[type[ScopedRecord], dict[str, int]] = {
+    UsageEvent: {"choice": 2**32, "attempts": 2**32, "billing_rule_version": 2**16, "scope.policy_version": 2**32},
+    ComputeRecord: {"engine_ms": 2**53},
+    DeliveredCount: {},
+}
+"""What the schema leaves unbounded must fit its column, or one record would stop its batch for ever."""
+_STAGE_BOUND = 2**53
+_TIMES = ("accepted_at_ms", "ended_at_ms", "first_token_at_ms")
+_UNBOUNDED = 2**63 - 1
+_CHUNK = 512
+"""Records at once: so many as stay in a core's cache from one column to the next."""
+
+Event = TypeVar("Event", bound=ScopedRecord)
+Model = TypeVar("Model", bound=BaseModel)
+Check = Callable[[Sequence[Any]], bool]
+"""Whether all values of a column are as the schema has them."""
+
+
+class Logged(NamedTuple, Generic[Event]):
+    """An event and where it stood in the log."""
+
+    event: Event
+    partition: int
+    offset: int
+    logged_at_ms: int
+
+
+class Columned(list[Logged[Event]]):
+    """Rows, and the same by columns: `choice`, `scope.tenant_id`, `offset`. Endings are their codes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.columns: dict[str, list[Any]] = {}
+
+
+class Unusable(NamedTuple):
+    """A record for dead letters."""
+
+    record: LogRecord
+    reason: DecodeReason
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Records in their order, each in one of these."""
+
+    usage: list[Logged[UsageEvent]]
+    compute: list[Logged[ComputeRecord]]
+    delivered: list[Logged[DeliveredCount]]
+    unusable: list[Unusable]
+
+
+# -- columns -----------------------------------------------------------------------------------------------------------
+
+
+def _integers(least: int, most: int) -> Check:
+    return lambda column: set(map(type, column)) == {int} and least <= min(column) and max(column) <= most
+
+
+def _texts(shortest: int, longest: int) -> Check:
+    def holds(column: Sequence[Any]) -> bool:
+        if set(map(type, column)) != {str}:
+            return False
+        lengths = set(map(len, column))
+        return shortest <= min(lengths) and max(lengths) <= longest
+
+    return holds
+
+
+def _one_of(values: Iterable[Any]) -> Check:
+    allowed = frozenset(values)
+    types = frozenset(map(type, allowed))
+    return lambda column: types.issuperset(map(type, column)) and allowed.issuperset(column)
+
+
+def _booleans(column: Sequence[Any]) -> bool:
+    return set(map(type, column)) == {bool}
+
+
+def _stages(column: Sequence[Any]) -> bool:
+    if set(map(type, column)) != {dict}:
+        return False
+    times = list(chain.from_iterable(stages.values() for stages in column))
+    return not times or (set(map(type, times)) == {int} and min(times) >= 0 and max(times) < _STAGE_BOUND)
+
+
+def _check_of(declared: FieldInfo, bound: int) -> Check:
+    """Of a field of the schema, with a bound of our own. Raises TypeError where it is of a kind that is new here."""
+    kind, rules = declared.annotation, declared.metadata
+    if get_origin(kind) is Literal:
+        return _one_of(get_args(kind))
+    if kind is bool:
+        return _booleans
+    if kind == dict[str, int]:
+        return _stages
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        return _one_of(each.value for each in kind)
+    bounds = {type(rule).__name__: rule for rule in rules}
+    if kind is int and bounds.keys() <= {"Ge", "Le"}:
+        least = bounds["Ge"].ge if "Ge" in bounds else 0
+        return _integers(least, min(bounds["Le"].le if "Le" in bounds else _UNBOUNDED, bound - 1))
+    if kind is str and bounds.keys() <= {"MinLen", "MaxLen"}:
+        shortest = bounds["MinLen"].min_length if "MinLen" in bounds else 0
+        return _texts(shortest, bounds["MaxLen"].max_length if "MaxLen" in bounds else _UNBOUNDED)
+    raise TypeError(f"a field of {kind} with {rules} is read by no column")
+
+
+def _made(model: type[Model], values: dict[str, Any], names: set[str]) -> Model:
+    """As `model_construct` does, at a tenth of its time: there is a value of each field, and each was checked."""
+    made = object.__new__(model)
+    object.__setattr__(made, "__dict__", values)
+    object.__setattr__(made, "__pydantic_fields_set__", names)
+    object.__setattr__(made, "__pydantic_extra__", None)
+    object.__setattr__(made, "__pydantic_private__", None)
+    return made
+
+
+_CODES = {code.value: code for code in EndingCode}
+_SCOPE_NAMES = tuple(Scope.model_fields)
+
+
+class _Shape(Generic[Event]):
+    """How one kind of record is laid in columns and checked."""
+
+    def __init__(self, model: type[Event]) -> None:
+        self._model = model
+        self._names = set(model.model_fields)
+        self._scope_names = set(_SCOPE_NAMES)
+        own = [name for name in model.model_fields if name != "scope"]
+        fields = {name: model.model_fields[name] for name in own}
+        fields |= {f"scope.{name}": declared for name, declared in Scope.model_fields.items()}
+        bounds = _BOUNDS[model]
+        self.checks = {path: _check_of(declared, bounds.get(path, 2**64)) for path, declared in fields.items()}
+        self._take: Callable[[Any], tuple[Any, ...]] = itemgetter(*own)
+        self._take_scope: Callable[[Any], tuple[Any, ...]] = itemgetter(*_SCOPE_NAMES)
+
+    def row(self, record: dict[str, Any]) -> tuple[Any, ...] | None:
+        """Its values in the order of `checks`; None where it has other fields than the schema."""
+        scope = record.get("scope")
+        if len(record) != len(self._names) or type(scope) is not dict or len(scope) != len(_SCOPE_NAMES):
+            return None
+        try:
+            return self._take(record) + self._take_scope(scope)
+        except KeyError:
+            return None
+
+    def row_of(self, event: Event) -> tuple[Any, ...]:
+        told = event.model_dump(mode="json")
+        return self._take(told) + self._take_scope(told["scope"])
+
+    def event(self, record: dict[str, Any]) -> Event:
+        """`record` becomes a part of it."""
+        record["scope"] = _made(Scope, record["scope"], self._scope_names)
+        if "ending" in record:
+            record["ending"] = _CODES[record["ending"]]
+        return _made(self._model, record, self._names)
+
+    def columns(self, rows: Sequence[tuple[Any, ...]]) -> dict[str, Sequence[Any]]:
+        return dict(zip(self.checks, zip(*rows, strict=True), strict=True))
+
+    def doubtful(self, columns: Mapping[str, Sequence[Any]], logged_at_ms: Sequence[int]) -> set[int]:
+        """Rows that fail a check."""
+        found: set[int] = set()
+        for path, holds in self.checks.items():
+            if not holds(columns[path]):
+                found.update(index for index, value in enumerate(columns[path]) if not holds((value,)))
+        if self._model is UsageEvent:
+            for name in _TIMES:
+                found |= _impossible(name, columns[name], logged_at_ms, found)
+        return found
+
+
+def _impossible(name: str, times: Sequence[int], logged_at_ms: Sequence[int], known: set[int]) -> set[int]:
+    """Rows whose time no honest writer can have, beside those that are `known` to be wrong: theirs may be no time."""
+    earliest_ms, latest_ms = max(logged_at_ms) - MAX_EVENT_AGE_MS, min(logged_at_ms) + MAX_EVENT_AHEAD_MS
+    if not known and earliest_ms <= min(times) and max(times) <= latest_ms:
+        return set()
+    return {
+        place
+        for place, (at_ms, at_log_ms) in enumerate(zip(times, logged_at_ms, strict=True))
+        if place not in known and not _is_possible(name, at_ms, at_log_ms)
+    }
+
+
+_SHAPES: dict[str, _Shape[Any]] = {
+    "usage": _Shape(UsageEvent), "compute": _Shape(ComputeRecord), "delivered": _Shape(DeliveredCount),
+}  # fmt: skip
+
+
+# -- records -----------------------------------------------------------------------------------------------------------
+
+
+class _Kind(Generic[Event]):
+    """Records of one kind: what was read of all, and what is read of this chunk: where it stands there, its values,
+    and its JSON or event.
+    """
+
+    def __init__(self, shape: _Shape[Event]) -> None:
+        self.shape = shape
+        self.read: Columned[Event] = Columned()
+        self._places: list[int] = []
+        self._rows: list[tuple[Any, ...]] = []
+        self._found: list[Any] = []
+
+    def add(self, place: int, row: tuple[Any, ...], found: Any) -> None:
+        self._places.append(place)
+        self._rows.append(row)
+        self._found.append(found)
+
+    def add_event(self, place: int, event: Event) -> None:
+        self.add(place, self.shape.row_of(event), event)
+
+    def take_doubtful(self, chunk: Sequence[LogRecord]) -> list[int]:
+        """The places of those that fail a check."""
+        if not self._rows:
+            return []
+        logged_at_ms = [chunk[place].timestamp_ms for place in self._places]
+        doubtful = self.shape.doubtful(self.shape.columns(self._rows), logged_at_ms)
+        taken = [self._places[index] for index in doubtful]
+        if doubtful:
+            self._keep([index for index in range(len(self._rows)) if index not in doubtful])
+        return taken
+
+    def close(self, chunk: Sequence[LogRecord], *, in_order: bool) -> None:
+        """What was added of the chunk is read."""
+        if not self._rows:
+            return
+        if not in_order:
+            self._keep(sorted(range(len(self._places)), key=self._places.__getitem__))
+        stood = [chunk[place] for place in self._places]
+        columns: dict[str, Sequence[Any]] = {
+            **self.shape.columns(self._rows),
+            "partition": [record.partition for record in stood],
+            "offset": [record.offset for record in stood],
+            "logged_at_ms": [record.timestamp_ms for record in stood],
+        }
+        events = [self.shape.event(found) if type(found) is dict else found for found in self._found]
+        self.read.extend(map(Logged, events, columns["partition"], columns["offset"], columns["logged_at_ms"]))
+        for path, column in columns.items():
+            self.read.columns.setdefault(path, []).extend(column)
+        self._keep([])
+
+    def _keep(self, indexes: Sequence[int]) -> None:
+        """These, in this order."""
+        self._places = [self._places[index] for index in indexes]
+        self._rows = [self._rows[index] for index in indexes]
+        self._found = [self._found[index] for index in indexes]
+
+
+def read_records(records: Sequence[LogRecord]) -> Read:
+    """Depends on its arguments alone."""
+    kinds: dict[str, _Kind[Any]] = {name: _Kind(shape) for name, shape in _SHAPES.items()}
+    unusable: list[Unusable] = []
+    for first in range(0, len(records), _CHUNK):
+        unusable += _read_chunk(records[first : first + _CHUNK], kinds)
+    return Read(kinds["usage"].read, kinds["compute"].read, kinds["delivered"].read, unusable)
+
+
+def _read_chunk(chunk: Sequence[LogRecord], kinds: Mapping[str, _Kind[Any]]) -> list[Unusable]:
+    one_by_one = _laid_in_columns(chunk, kinds)
+    for kind in kinds.values():
+        one_by_one += kind.take_doubtful(chunk)
+    unusable = []
+    for place in sorted(one_by_one):
+        try:
+            event = read_one(chunk[place])
+        except Undecodable as error:
+            unusable.append(Unusable(chunk[place], error.reason, error.detail))
+        else:
+            kinds[event.type].add_event(place, event)
+    for kind in kinds.values():
+        kind.close(chunk, in_order=not one_by_one)
+    return unusable
+
+
+def _laid_in_columns(chunk: Sequence[LogRecord], kinds: Mapping[str, _Kind[Any]]) -> list[int]:
+    """Gives the places of those that have other fields than the schema."""
+    left: list[int] = []
+    for place, record in enumerate(chunk):
+        try:
+            parsed = orjson.loads(record.value or b"")
+        except orjson.JSONDecodeError:
+            left.append(place)
+            continue
+        name = parsed.get("type") if type(parsed) is dict else None
+        if type(name) is str and name in kinds and (row := kinds[name].shape.row(parsed)) is not None:
+            kinds[name].add(place, row, parsed)
+        else:
+            left.append(place)
+    return left
+
+
+def read_one(record: LogRecord) -> UsageEvent | ComputeRecord | DeliveredCount:
+    """By its schema, and what its columns take. Raises Undecodable."""
+    event = decode(USAGE, record.value)
+    _check_integers(event)
+    if isinstance(event, UsageEvent):
+        _check_times(event, record.timestamp_ms)
+    return event
+
+
+def _check_integers(event: UsageEvent | ComputeRecord | DeliveredCount) -> None:
+    bounds = [(path, _at(event, path), bound) for path, bound in _BOUNDS[type(event)].items()]
+    if isinstance(event, UsageEvent):
+        bounds += [(f"stage_ms.{stage[:40]}", at_ms, _STAGE_BOUND) for stage, at_ms in event.stage_ms.items()]
+    for name, value, bound in bounds:
+        if not 0 <= value < bound:
+            raise Undecodable("invalid", f"{name}: not in [0, {bound})")
+
+
+def _at(event: ScopedRecord, path: str) -> int:
+    name, _, rest = path.partition(".")
+    return int(getattr(event.scope, rest) if rest else getattr(event, name))
+
+
+def _check_times(event: UsageEvent, logged_at_ms: int) -> None:
+    """Times that no honest writer can have: they would choose a price, or scatter one batch over many partitions."""
+    for name in _TIMES:
+        if not _is_possible(name, getattr(event, name), logged_at_ms):
+            raise Undecodable("invalid", f"{name}: more than 400 days before or one day after the record's own time")
+
+
+def _is_possible(name: str, at_ms: int, logged_at_ms: int) -> bool:
+    if name == "first_token_at_ms" and not at_ms:
+        return True
+    return logged_at_ms - MAX_EVENT_AGE_MS <= at_ms <= logged_at_ms + MAX_EVENT_AHEAD_MS

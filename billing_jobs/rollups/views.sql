@@ -1,0 +1,53 @@
+-- Usage by hour, day and month, and of the last hour: for billing's own tables and for a tenant's analysts alike.
+-- `{tables}` and `{views}` are where the tables are and where these go; the other words in braces stand in `views.py`.
+--
+-- Hours that are settled are read from their sums and the others from the events, so every view is exact whatever has
+-- been summed by then (`hours.py`); beside events that came after the others had left the tables stand the sums that were
+-- kept of these, so a group may have two rows then. All of a statement sees one moment of `usage_hours`, and it matters not whether the
+-- events are of a moment before or after it.
+{create} {views}usage_by_hour AS
+WITH hours AS (
+    SELECT hour, max(generation) AS generation, max(written > rolled) AS is_open, max(kept) AS kept
+    FROM (
+        SELECT
+            hour, writer,
+            maxIf(step, kind = 'written') AS written,
+            maxIf(step, kind = 'rolled') AS rolled,
+            maxIf(version, kind = 'rolled') AS generation,
+            maxIf(version, kind = 'kept') AS kept
+        FROM {tables}usage_hours
+        WHERE tenant_id = ''
+        GROUP BY hour, writer
+    )
+    GROUP BY hour
+)
+SELECT {dimensions}, hour, {figures}
+FROM {tables}usage_hours
+WHERE kind = 'figures' AND (hour, version) IN (SELECT hour, generation FROM hours WHERE NOT is_open)
+UNION ALL
+SELECT {dimensions}, toStartOfHour(accepted_at) AS hour, {figures_of_events}
+FROM {tables}usage_events FINAL
+WHERE toStartOfHour(accepted_at) IN (SELECT hour FROM hours WHERE is_open)
+GROUP BY {dimensions}, hour
+UNION ALL
+SELECT {dimensions}, hour, {figures}
+FROM {tables}usage_hours
+WHERE kind = 'kept' AND tenant_id != '' AND (hour, version) IN (SELECT hour, kept FROM hours WHERE is_open AND kept > 0);
+
+{create} {views}usage_by_day AS
+SELECT {dimensions}, toDate(hour) AS day, {sums}
+FROM {views}usage_by_hour
+GROUP BY {dimensions}, day;
+
+{create} {views}usage_by_month AS
+SELECT {dimensions}, toStartOfMonth(hour) AS month, {sums}
+FROM {views}usage_by_hour
+GROUP BY {dimensions}, month;
+
+-- By the minute in which requests were accepted. What still runs is not in it, so the newest minutes will grow.
+{create} {views}usage_live AS
+SELECT {dimensions}, toStartOfMinute(accepted_at) AS minute, true AS is_estimate, {figures_of_events}
+FROM {tables}usage_events FINAL
+WHERE toStartOfHour(accepted_at) >= toStartOfHour(now('UTC') - INTERVAL 1 HOUR)
+  AND accepted_at >= toStartOfMinute(now('UTC') - INTERVAL 1 HOUR)
+GROUP BY {dimensions}, minute;
