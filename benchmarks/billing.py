@@ -227,8 +227,10 @@ FROM_EVENTS_BY_NAME = FROM_EVENTS.replace(" GROUP", f" AND tenant_id = '{TENANT}
 RERATED = (
     "SELECT event.model, sum(toInt128(uncached_input_tokens) * uncached_input_pico + toInt128(cached_input_tokens)"
     " * cached_input_pico + toInt128(output_tokens) * output_pico + toInt128(reasoning_tokens) * reasoning_pico)"
-    " FROM usage_events AS event FINAL ASOF JOIN price_intervals AS price"
-    " ON event.model = price.model AND event.accepted_at >= price.valid_from GROUP BY event.model ORDER BY event.model"
+    " FROM usage_events AS event FINAL ASOF JOIN price_timeline AS price ON event.model = price.model"
+    " AND event.tenant_id = price.tenant_id AND event.endpoint = price.endpoint AND event.lane = price.lane"
+    " AND event.region = price.region AND event.accepted_at >= price.valid_from"
+    " GROUP BY event.model ORDER BY event.model"
 )
 
 

@@ -89,6 +89,7 @@ class BillingMetrics:
         )
         self.webhooks_waiting = Gauge(
             "sluice_billing_webhooks_waiting", "Messages that nobody has taken yet.", registry=registry
+        )
         self.open_hours = Gauge(
             "sluice_billing_open_hours",
             "Hours of usage that are read from the events, not from sums.",

@@ -160,7 +160,7 @@ def test_each_hour_of_a_worker_is_divided_among_its_attempts_and_idleness_to_the
         for number, each in enumerate(ran)
     ]
     batch = batch_of(records, PriceBook([]))
-    logged = [replace(row, logged_at_ms=NOON_MS + each.ended_ms) for row, each in zip(batch.compute, ran, strict=True)]
+    logged = [row._replace(logged_at_ms=NOON_MS + each.ended_ms) for row, each in zip(batch.compute, ran, strict=True)]
     price = GpuPrice("default", "USD", 0, 1_999_999_999_999, 3)
     later = replace(price, valid_from_ms=NOON_MS + HOUR_MS + 1, gpu_hour_pico=7 * 10**9)
     store.append_gpu_prices([price, replace(price, gpu_hour_pico=1)])
@@ -198,7 +198,7 @@ def test_a_margin_is_what_was_charged_less_what_its_engine_time_cost(
     store.append_gpu_prices([GpuPrice("default", "USD", 0, HOUR_MS * 4, 1)])
     batch = batch_of([*moved, *computed], book)
     at = NOON_MS + 60_000
-    batch = replace(batch, compute=[replace(row, logged_at_ms=at) for row in batch.compute])
+    batch = replace(batch, compute=[row._replace(logged_at_ms=at) for row in batch.compute])
     store.insert(batch, again=False)
     rows = query(
         database,
