@@ -5,11 +5,14 @@ Values travel as bound parameters; only names from the tables below stand in the
 
 # ruff: noqa: S608 - names of this module alone stand in the texts
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from schemas.usage_query import BUCKET_S, TOKEN_CLASSES, GroupBy, InvalidQuery, UsageQuery
+from billing_jobs.rollups.views import DIMENSIONS, FIGURES
+from schemas.usage_query import BUCKET_S, GroupBy, InvalidQuery, UsageQuery
+
+HOUR_S = 3_600
 
 _CLASSES = (
     ("input", "uncached_input_tokens", "uncached_input_pico"),
@@ -19,7 +22,6 @@ _CLASSES = (
 )
 """How a line item calls a class of tokens, the column that counts it, and its price."""
 _LINE_ITEM = "concat(model, ', ', line.1) AS line_item"
-_BUCKET = "intDiv(toUnixTimestamp(event.accepted_at), {width:UInt32}) * {width:UInt32} AS bucket"
 _GROUPS: dict[GroupBy, str] = {"batch": "lane = 'batch'"}
 """Those that are no column of their own."""
 _FILTERS: dict[str, str] = {
@@ -27,15 +29,34 @@ _FILTERS: dict[str, str] = {
     "endpoints": "endpoint", "lanes": "lane",
 }  # fmt: skip
 """Field of a question → the column that is one of what it names."""
-_FIGURES = {
-    "requests": "countIf(choice = 0)",
-    **{name: f"sum({name})" for name in TOKEN_CLASSES},
-    "suspense_events": "countIf(charge_state = 'suspense')",
-    "cost_pico": "sum(cost_pico)",
-}
 LINE_FIGURES = ("quantity", "cost_pico")
 THROWN = 395
 """ClickHouse's code of what `throwIf` throws."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Rows that are counted by their time, and how the figures come of them."""
+
+    table: str
+    time: str
+    moment: str
+    """How a bound number of milliseconds becomes one of its times."""
+    figures: Mapping[str, str]
+
+    @property
+    def bucket(self) -> str:
+        return f"intDiv(toUnixTimestamp(event.{self.time}), {{width:UInt32}}) * {{width:UInt32}} AS bucket"
+
+
+_EVENTS = _Source(
+    "usage_events AS event FINAL", "accepted_at", "fromUnixTimestamp64Milli({{{}:Int64}}, 'UTC')", FIGURES
+)
+_HOURS = _Source(
+    "usage_by_hour AS event", "hour", "toDateTime(intDiv({{{}:Int64}}, 1000), 'UTC')",
+    {name: f"sum({name})" for name in FIGURES},
+)  # fmt: skip
+"""Hours that are settled, from their sums, and the others from the events: as exact, and sooner had."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +69,18 @@ class UsagePage:
     next_start: int | None
 
 
-def _where(query: UsageQuery, end_time: int) -> tuple[str, dict[str, Any]]:
+def _source(query: UsageQuery, end_time: int) -> _Source:
+    """Whole hours from their sums, which know of no end users and no prices."""
+    names = {*query.group_by}
+    is_whole = not (query.start_time % HOUR_S or end_time % HOUR_S or BUCKET_S[query.bucket_width] % HOUR_S)
+    known = names - {"batch"} <= {*DIMENSIONS} and not query.end_users
+    return _HOURS if is_whole and known else _EVENTS
+
+
+def _where(query: UsageQuery, source: _Source, end_time: int) -> tuple[str, dict[str, Any]]:
     conditions = [
-        "accepted_at >= fromUnixTimestamp64Milli({start_ms:Int64}, 'UTC')",
-        "accepted_at < fromUnixTimestamp64Milli({end_ms:Int64}, 'UTC')",
-    ]
+        f"{source.time} >= {source.moment.format('start_ms')}", f"{source.time} < {source.moment.format('end_ms')}"
+    ]  # fmt: skip
     parameters: dict[str, Any] = {"start_ms": query.start_time * 1_000, "end_ms": end_time * 1_000}
     if query.tenant_id is not None:
         conditions.insert(0, "tenant_id = {tenant:String}")
@@ -73,18 +101,17 @@ def _grouped(names: Sequence[GroupBy]) -> list[str]:
 
 def usage_sql(query: UsageQuery, end_time: int) -> tuple[str, dict[str, Any]]:
     """The statement and its parameters. Columns: bucket, the groups, then the figures; in their order."""
-    where, parameters = _where(query, end_time)
-    write = _lines_sql if "line_item" in query.group_by else _events_sql
-    return write(query.group_by, where), {**parameters, "width": BUCKET_S[query.bucket_width]}
+    source = _source(query, end_time)
+    where, parameters = _where(query, source, end_time)
+    is_of_lines = "line_item" in query.group_by
+    text = _lines_sql(query.group_by, where) if is_of_lines else _sums_sql(query.group_by, source, where)
+    return text, {**parameters, "width": BUCKET_S[query.bucket_width]}
 
 
-def _events_sql(group_by: Sequence[GroupBy], where: str) -> str:
+def _sums_sql(group_by: Sequence[GroupBy], source: _Source, where: str) -> str:
     groups = ", ".join(["bucket", *group_by])
-    columns = [_BUCKET, *_grouped(group_by), *(f"{figure} AS {name}" for name, figure in _FIGURES.items())]
-    return (
-        f"SELECT {', '.join(columns)} FROM usage_events AS event FINAL WHERE {where}"
-        f" GROUP BY {groups} ORDER BY {groups}"
-    )
+    columns = [source.bucket, *_grouped(group_by), *(f"{figure} AS {name}" for name, figure in source.figures.items())]
+    return f"SELECT {', '.join(columns)} FROM {source.table} WHERE {where} GROUP BY {groups} ORDER BY {groups}"
 
 
 def _lines_sql(group_by: Sequence[GroupBy], where: str) -> str:
@@ -101,7 +128,7 @@ def _lines_sql(group_by: Sequence[GroupBy], where: str) -> str:
     lines = [f"('{name.replace('_', ' ')}', {name}_quantity, {name}_amount)" for name, _, _ in _CLASSES]
     lines.append(f"('other', toInt128(0), sum(cost_pico) - ({explained}))")
     priced = (
-        f"SELECT {', '.join([_BUCKET, *_grouped(names), *beside, *sums])}, [{', '.join(lines)}] AS lines"
+        f"SELECT {', '.join([_EVENTS.bucket, *_grouped(names), *beside, *sums])}, [{', '.join(lines)}] AS lines"
         f" FROM (SELECT * FROM usage_events FINAL WHERE {where} AND charge_state = 'priced') AS event"
         f" LEFT JOIN (SELECT price_id, {', '.join(price for _, _, price in _CLASSES)} FROM price_intervals) AS price"
         f" ON event.price_id = price.price_id GROUP BY {', '.join(['bucket', *names, *beside])}"
@@ -116,7 +143,7 @@ def _lines_sql(group_by: Sequence[GroupBy], where: str) -> str:
 
 
 def figures_of(query: UsageQuery) -> tuple[str, ...]:
-    return LINE_FIGURES if "line_item" in query.group_by else tuple(_FIGURES)
+    return LINE_FIGURES if "line_item" in query.group_by else tuple(FIGURES)
 
 
 def usage_page(query: UsageQuery, rows: Sequence[Sequence[Any]], max_rows: int) -> UsagePage:

@@ -1,13 +1,20 @@
 """Usage and cost as gateways and the operator's command ask for them, over a real embedded ClickHouse."""
 
 import csv
+from collections import Counter
+from contextlib import closing
 from decimal import Decimal
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 
+from billing_jobs.metrics import BillingMetrics
+from billing_jobs.rollups.hours import SPAN_MS
+from billing_jobs.rollups.roller import LOOK_PERIOD_S, Roller
+from billing_jobs.rollups.tables import ROLLER_SETTINGS
 from billing_jobs.store import ClickHouseStore, Database
 from schemas.base import Scope
 from tests.unit.billing_jobs.events import NOON_MS, usage_event
@@ -138,6 +145,48 @@ async def test_a_question_counts_what_its_filters_name(client: Client, store: Cl
     ):  # fmt: skip
         data = (await client.usage(**fields)).json()["data"]
         assert sum(result["requests"] for bucket in data for result in bucket["results"]) == requests, fields
+
+
+async def test_sums_of_hours_and_the_events_themselves_tell_the_same(client: Client, database: Database) -> None:
+    """Minutes are read from the events; whole hours from their sums once these are settled."""
+    clock_ms = [1]
+    events = [
+        usage_event(
+            n,
+            accepted_at_ms=NOON_MS + n * 1_500_000,
+            lane=["standard", "batch"][n % 2],
+            model=["tiny", "euro"][n % 3 % 2],
+        )
+        for n in range(7)
+    ]
+
+    async def told(width: str, limit: int) -> Counter[tuple[object, ...]]:
+        sums: Counter[tuple[object, ...]] = Counter()
+        groups = ["model", "batch", "currency"]
+        for bucket in (await client.usage(bucket_width=width, group_by=groups, limit=limit)).json()["data"]:
+            for result in bucket["results"]:
+                group = (bucket["start_time"] // HOUR_S, *(result[name] for name in groups))
+                sums[*group, "requests"] += result["requests"]
+                sums[*group, "cost"] += int(result["cost_pico"])
+                sums[*group, "cached"] += result["cached_input_tokens"]
+        return sums
+
+    with (
+        closing(ClickHouseStore(database.connection(), lambda: clock_ms[0])) as store,
+        closing(
+            Roller(database.connection(ROLLER_SETTINGS), BillingMetrics(CollectorRegistry()), lambda: 0.0)
+        ) as roller,
+    ):
+        store.insert(batch_of([event.encode() for event in events], book=BOOK), again=False)
+        before = await told("1h", 3)
+        clock_ms[0] += SPAN_MS
+        store.rest()
+        while roller.step() != LOOK_PERIOD_S:
+            pass
+        with database.connection().client() as engine:
+            assert engine.query("SELECT count() FROM usage_hours WHERE kind = 'figures'").first_row[0] > 0
+    assert before == await told("1h", 3) == await told("1m", 1_440)
+    assert sum(before.values()) > 0
 
 
 async def test_line_items_are_the_whole_cost(client: Client, store: ClickHouseStore) -> None:
