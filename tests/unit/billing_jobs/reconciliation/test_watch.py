@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Event
 
 import pytest
 from prometheus_client import CollectorRegistry
 
+from billing_jobs.cut import Batch, cut_of, parse_batch
 from billing_jobs.metrics import BillingMetrics
 from billing_jobs.pricing import PriceRow
 from billing_jobs.queries import read_settings
@@ -26,7 +27,7 @@ from streams.log.memory import Fault, FaultKind, MemoryLog
 from streams.log.port import TopicPartition
 from tests.unit.billing_jobs.events import NOON_MS, usage_event
 from tests.unit.billing_jobs.reconciliation.test_recount import fence, frame, opened
-from tests.unit.billing_jobs.test_store import batch_of
+from tests.unit.billing_jobs.test_store import BOOK, log_record
 
 PERIOD_MS = 900_000
 USAGE, GENERATED, ALERTS = "local.usage", "local.generated", "local.alerts"
@@ -38,6 +39,11 @@ BEFORE = {"accepted_at_ms": NOON_MS - 3 * HOUR_MS}
 @dataclass
 class Sink:
     progress: Progress
+
+
+def logged_then(event: Record, at_ms: int, offset: int = 0) -> Batch:
+    record = replace(log_record(offset, event.encode()), timestamp_ms=at_ms)
+    return parse_batch(cut_of([record], NOON_MS), [record], BOOK)
 
 
 @dataclass
@@ -91,11 +97,7 @@ class World:
 
     def bill(self, event: Record) -> None:
         """As the sink would, of the record that is logged next."""
-        records = self.log.records(USAGE)
-        batch = batch_of([event.encode()], first=len(records))
-        for each in batch.usage:
-            object.__setattr__(each, "logged_at_ms", self.now_ms)
-        self.store.insert(batch, again=False)
+        self.store.insert(logged_then(event, self.now_ms, len(self.log.records(USAGE))), again=False)
 
     def generate(self, *events: Record) -> None:
         for event in events:
@@ -169,10 +171,7 @@ def test_what_differs_is_alerted_once_and_resolved_when_it_is_equal_again(world:
     assert world.alerts() == [raised], "neither the next look nor the next process raises it again"
     assert world.differing("usage") == 1
     records = world.log.records(USAGE)
-    late = batch_of([usage_event(1, **BEFORE).encode()])
-    for each in late.usage:
-        object.__setattr__(each, "logged_at_ms", records[0].timestamp_ms)
-    world.store.insert(late, again=False)
+    world.store.insert(logged_then(usage_event(1, **BEFORE), records[0].timestamp_ms), again=False)
     world.step(again, PERIOD_MS)
     assert [(alert.alert_id, alert.state) for alert in world.alerts()[1:]] == [(raised.alert_id, "resolved")]
     assert world.differing("usage") == 0
