@@ -171,7 +171,7 @@ def _waits_s(
     while not timed.inserted or timed.inserted[-1][0] < appended - 1 or appended < count:
         if during is not None and not during():
             count = appended
-        due = min(count, int((time.monotonic() - began_s) * rate))
+        due = min(count, 1 + int((time.monotonic() - began_s) * rate))
         for number in range(appended, due):
             log.append(TOPIC, values[number])
         appended = max(appended, due)
