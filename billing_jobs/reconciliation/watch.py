@@ -234,7 +234,8 @@ class Watch:
         self._metrics.reconciled_unreadable.inc(report.unreadable)
         _log.info(
             "reconciled", from_ms=report.span.from_ms, to_ms=report.span.to_ms, equal=report.is_equal,
-            left_out=report.left_out, **{f"{source}_rows": each.rows for source, each in report.compared.items()},
+            sources_left_out=report.left_out,
+            **{f"{source}_rows": each.rows for source, each in report.compared.items()},
         )  # fmt: skip
 
     def _measure(self, standing: Standing, now_ms: int) -> None:
