@@ -187,3 +187,11 @@ class Sums:
 
     def of(self, account: str) -> Account:
         return self.accounts.get(account, Account())
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What one partition of `usage` has told of a tenant's month, by account in nano-currency; the month's alerts."""
+
+    nano: Mapping[str, int]
+    alerts: frozenset[str]

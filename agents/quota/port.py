@@ -6,7 +6,7 @@ from typing import Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from agents.quota.beside import NOTHING, Beside, Held, Spent, Sums
+from agents.quota.beside import NOTHING, Beside, Held, Spent, Sums, Told
 from schemas.admission import Decision
 from schemas.endings import EndingCode
 from schemas.request import Lane
@@ -107,7 +107,10 @@ class EpochLost(QuotaUnavailable):
 
 
 class QuotaStore(Protocol):
-    """Every method is atomic and idempotent per response id and raises QuotaUnavailable."""
+    """Every method is atomic and idempotent per response id and raises QuotaUnavailable.
+
+    What reads or notes money raises EpochLost like what decides: sums that were lost are never taken for nothing.
+    """
 
     async def reserve(
         self,
@@ -186,8 +189,8 @@ class QuotaStore(Protocol):
     async def sums(self, tenant_id: str, month: str, currency: str) -> Sums:
         """How the tenant's money stands."""
 
-    async def told_by(self, tenant_id: str, month: str, currency: str, partition: int) -> dict[str, int]:
-        """What was spent by each account, in nano-currency, of what that partition of `usage` has told."""
+    async def told_by(self, tenant_id: str, month: str, currency: str, partition: int) -> Told:
+        """What that partition of `usage` has told, and which alerts stand on the log, as of one moment."""
 
     async def note_told(self, tenant_id: str, month: str, currency: str, alert: str) -> None:
         """That an alert stands on the log."""

@@ -298,12 +298,30 @@ if operation == 'restore' then
   return {'restored'}
 end
 
+-- Reads of money come through here as well: what is asked of a store that has lost its memory is not known to be nothing.
+if operation == 'money' then
+  local hashes = {}
+  for index = 12, #ARGV - 1 do hashes[#hashes + 1] = redis.call('HGETALL', beside_key(ARGV[index])) end
+  return {'money', hashes}
+end
+
+local function note_told(sums, alert)
+  redis.call('HSET', sums, 'told:' .. alert, '1')
+  redis.call('PEXPIRE', sums, MONEY_KEPT_MS)
+end
+
+if operation == 'note_told' then
+  note_told(beside_key(ARGV[12]), ARGV[13])
+  return {'noted'}
+end
+
 -- What one partition of `usage` had told of a month up to an offset, of a tenant. What is there is less only where the end
 -- of it was lost: every sum of a partition grows together with all others of it.
 if operation == 'restore_spent' then
   local sums = beside_key('money:' .. ARGV[12] .. ':' .. ARGV[13])
   local partition, offset, nano = ARGV[14], ARGV[15], cjson.decode(ARGV[16])
   local told = sums .. ':' .. partition
+  for _, alert in ipairs(cjson.decode(ARGV[17])) do note_told(sums, alert) end
   if tonumber(redis.call('HGET', told, 'tenant') or 0) >= tonumber(nano.tenant) then return {'unchanged'} end
   for account, counted in pairs(nano) do
     local before = redis.call('HGET', told, account) or '0'

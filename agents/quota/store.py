@@ -43,7 +43,7 @@ import orjson
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from agents.quota.beside import NOTHING, Beside, Held, Spent, Sums, encode_spent
+from agents.quota.beside import NOTHING, Beside, Held, Spent, Sums, Told, encode_spent
 from agents.quota.port import (
     OUTCOME_KEEP_MS,
     RETRY_AFTER_MS,
@@ -326,8 +326,9 @@ class RedisQuota:
             raise QuotaUnavailable(_kind(error)) from error
 
     async def sums(self, tenant_id: str, month: str, currency: str) -> Sums:
+        [fields] = await self._money(tenant_id, _month(month, currency))
         sums = Sums()
-        for name, number in (await self._money(tenant_id, f"money:{month}:{currency}")).items():
+        for name, number in fields.items():
             kind, _, account = name.partition(":")
             stands = sums.of(account)
             if kind == "spent":
@@ -338,41 +339,34 @@ class RedisQuota:
                 sums.told.add(account)
         return sums
 
-    async def told_by(self, tenant_id: str, month: str, currency: str, partition: int) -> dict[str, int]:
-        told = await self._money(tenant_id, f"money:{month}:{currency}:{partition}")
-        return {account: int(nano) for account, nano in told.items()}
+    async def told_by(self, tenant_id: str, month: str, currency: str, partition: int) -> Told:
+        name = _month(month, currency)
+        told, sums = await self._money(tenant_id, f"{name}:{partition}", name)
+        alerts = (field.removeprefix("told:") for field in sums if field.startswith("told:"))
+        return Told({account: int(nano) for account, nano in told.items()}, frozenset(alerts))
 
     async def note_told(self, tenant_id: str, month: str, currency: str, alert: str) -> None:
-        try:
-            await self._redis.hset(self._key(tenant_id, f"money:{month}:{currency}"), f"told:{alert}", "1")
-        except RedisError as error:
-            raise QuotaUnavailable(_kind(error)) from error
+        await self._call("note_told", tenant_id, Limits(), "", _month(month, currency), alert)
 
     async def holds(self, tenant_id: str) -> dict[str, Held]:
         found = {}
-        for response_id, stored in (await self._money(tenant_id, "holds")).items():
+        for response_id, stored in (await self._money(tenant_id, "holds"))[0].items():
             held = orjson.loads(stored)
             found[response_id] = Held(
                 held["month"], held["currency"], int(held["nano"]), held["project"], held["key"], int(held["at_ms"])
             )  # fmt: skip
         return found
 
-    async def _money(self, tenant_id: str, name: str) -> dict[str, str]:
-        try:
-            fields = await self._redis.hgetall(self._key(tenant_id, name))
-        except RedisError as error:
-            raise QuotaUnavailable(_kind(error)) from error
-        return {_text(field): _text(value) for field, value in fields.items()}
-
-    def _key(self, tenant_id: str, name: str) -> str:
-        return redis_keys.quota(self._region, tenant_id, name)
+    async def _money(self, tenant_id: str, *names: str) -> list[dict[str, str]]:
+        """Hashes of money, of one moment."""
+        hashes: Any = (await self._call("money", tenant_id, Limits(), "", *names))[1]
+        return [dict(zip(map(_text, flat[::2]), map(_text, flat[1::2]), strict=True)) for flat in hashes]
 
     async def restore_spent(self, epoch: str, total: SpentTotal) -> bool:
         """Puts back what the log proves was spent and told. False when that much is there. Raises as `restore` does."""
-        for alert in total.told:
-            await self.note_told(total.scope.tenant_id, total.month, total.currency, alert)
         nano = orjson.dumps({account: str(spent) for account, spent in total.nano.items()}).decode()
-        arguments = (total.month, total.currency, total.partition, total.offset, nano)
+        alerts = orjson.dumps(total.told).decode()
+        arguments = (total.month, total.currency, total.partition, total.offset, nano, alerts)
         return await self._put_back(epoch, "restore_spent", total.scope.tenant_id, Limits(), "", *arguments)
 
     async def restore(self, epoch: str, reservation: Restored, limits: Limits, beside: Beside = NOTHING) -> bool:
@@ -448,6 +442,10 @@ def _refusal_again(stored: str) -> Refusal:
     """What is still known of an earlier refusal, with advice for now."""
     code = EndingCode(stored)
     return Refusal(code=code, retry_after_ms=RETRY_AFTER_MS if ENDINGS[code].retryable else None)
+
+
+def _month(month: str, currency: str) -> str:
+    return f"money:{month}:{currency}"
 
 
 def _kind_of_work(lane: Lane) -> str:

@@ -10,13 +10,13 @@ store that has lost its memory gets back all that stood below the commit, and re
 | 1 settled, and counted | settled again, which counts once for each response and choice; the sums are written then |
 | 2 sums on `spent` | the same; where they are read back by then, what is below their offset is not counted again |
 | 3 committed | nothing |
+| (the store lost its memory between 1 and 2) | nothing is told or committed before it is rebuilt: `EpochLost` |
 | (alert) on `alerts`, not noted in the store | written again, with the same id |
 | (cancel) on `control` | said again: the newest go first again, and of one that has ended nothing comes |
 
 Whoever has the first partition of `usage` looks after the budgets, for all.
 """
 
-import asyncio
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -117,13 +117,10 @@ class Spending:
             del self._changed[sums]
 
     async def _total(self, sums: _Sums, offset: int) -> SpentTotal:
-        of_month = (sums.tenant_id, sums.month, sums.currency)
-        nano, stands = await asyncio.gather(
-            self._quota.told_by(*of_month, sums.partition), self._quota.sums(*of_month)
-        )  # fmt: skip
+        told = await self._quota.told_by(sums.tenant_id, sums.month, sums.currency, sums.partition)
         return SpentTotal(
             scope=Scope(tenant_id=sums.tenant_id, project_id="", region=self._region), month=sums.month,
-            currency=sums.currency, partition=sums.partition, offset=offset, nano=nano, told=sorted(stands.told),
+            currency=sums.currency, partition=sums.partition, offset=offset, nano=told.nano, told=sorted(told.alerts),
         )  # fmt: skip
 
     async def look(self) -> None:

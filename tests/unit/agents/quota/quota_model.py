@@ -4,7 +4,7 @@ import math
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 
-from agents.quota.beside import NOTHING, Beside, Held, Spent, Sums
+from agents.quota.beside import NOTHING, Beside, Held, Spent, Sums, Told
 from agents.quota.port import (
     OUTCOME_KEEP_MS,
     RETRY_AFTER_MS,
@@ -324,10 +324,13 @@ class ModelQuota:
         self.told: defaultdict[tuple[str, str, str, int], Counter[str]] = defaultdict(Counter)
         self.noted: defaultdict[tuple[str, str, str], set[str]] = defaultdict(set)
 
-    def _tenant(self, tenant_id: str, limits: Limits) -> TenantModel:
+    def _raise_if_away(self) -> None:
         if self.failures:
             self.failures -= 1
             raise self.error("scripted")
+
+    def _tenant(self, tenant_id: str, limits: Limits) -> TenantModel:
+        self._raise_if_away()
         tenant = self.tenants.setdefault(tenant_id, TenantModel(limits, self.now_ms))
         tenant.limits, tenant.now_ms = limits, self.now_ms
         return tenant
@@ -403,8 +406,10 @@ class ModelQuota:
                     sums.accounts[account] = replace(sums.of(account), held=sums.of(account).held + held.nano)
         return sums
 
-    async def told_by(self, tenant_id: str, month: str, currency: str, partition: int) -> dict[str, int]:
-        return dict(self.told[tenant_id, month, currency, partition])
+    async def told_by(self, tenant_id: str, month: str, currency: str, partition: int) -> Told:
+        self._raise_if_away()
+        nano = dict(self.told[tenant_id, month, currency, partition])
+        return Told(nano, frozenset(self.noted[tenant_id, month, currency]))
 
     async def note_told(self, tenant_id: str, month: str, currency: str, alert: str) -> None:
         self.noted[tenant_id, month, currency].add(alert)

@@ -2,13 +2,13 @@
 
 import asyncio
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 import pytest
 from redis.asyncio import Redis
 
 from agents.quota.beside import Account, Beside, Hold, Month, Spent
-from agents.quota.port import Refusal, Reserved
+from agents.quota.port import EpochLost, Refusal, Reserved
 from agents.quota.store import RedisQuota, Restored
 from schemas.admission import Decision
 from schemas.base import Scope
@@ -131,7 +131,7 @@ async def test_a_store_without_memory_begins_with_what_was_spent_and_with_what_r
     await reserve(quota, "ended", 400)
     await quota.settle("acme", LIMITS, "ended", 0, 1, spent(350, 6))
     await reserve(quota, "runs", 300)
-    total = total_of(await quota.told_by("acme", MONTH.name, "USD", 0), offset=7)
+    total = total_of((await quota.told_by("acme", MONTH.name, "USD", 0)).nano, offset=7)
     async for key in client.scan_iter(f"{quota.epoch_key.rpartition(':')[0]}:*"):
         await client.delete(key)
 
@@ -147,6 +147,32 @@ async def test_a_store_without_memory_begins_with_what_was_spent_and_with_what_r
     await again.settle("acme", LIMITS, "ended", 0, 1, spent(350, 6))
     await again.settle("acme", LIMITS, "runs", 0, 1, spent(200, 7))
     assert await account(again) == Account(spent=550), "what was told below the offset counts once"
+
+
+async def test_money_that_was_lost_is_not_taken_for_nothing(new: New, client: Redis) -> None:
+    """Whoever would tell it, note something of it or look after it is told that it is gone, until it is rebuilt."""
+    quota = await new()
+    await quota.settle("acme", LIMITS, "r1", 0, 1, spent(350, 6))
+    await quota.note_told("acme", MONTH.name, "USD", "tenant/50/1000")
+    told = await quota.told_by("acme", MONTH.name, "USD", 0)
+    assert told.nano["tenant"] == 350
+    assert told.alerts == {"tenant/50/1000"}
+    async for key in client.scan_iter(f"{quota.epoch_key.rpartition(':')[0]}:*"):
+        await client.delete(key)
+
+    async def all_are_refused() -> None:
+        for asked in (
+            quota.told_by("acme", MONTH.name, "USD", 0), quota.sums("acme", MONTH.name, "USD"), quota.holds("acme"),
+            quota.note_told("acme", MONTH.name, "USD", "tenant/80/1000"),
+        ):  # fmt: skip
+            with pytest.raises(EpochLost):
+                await asked
+
+    await all_are_refused()
+    total = total_of(told.nano, offset=7).model_copy(update={"told": sorted(told.alerts)})
+    await quota.restore_spent(await quota.new_epoch(), total)
+    await all_are_refused()
+    assert await (await new()).told_by("acme", MONTH.name, "USD", 0) == told
 
 
 @pytest.mark.parametrize(("counted", "stands"), [(200, 500), (500, 500), (600, 600)])
@@ -179,6 +205,6 @@ async def test_who_may_wait_waits_for_what_runs_and_is_refused_where_the_month_i
     assert isinstance(await job("fits later", 500), Reserved)
 
 
-def total_of(nano: dict[str, int], offset: int) -> SpentTotal:
+def total_of(nano: Mapping[str, int], offset: int) -> SpentTotal:
     scope = Scope(tenant_id="acme", project_id="")
-    return SpentTotal(scope=scope, month=MONTH.name, currency="USD", partition=0, offset=offset, nano=nano)
+    return SpentTotal(scope=scope, month=MONTH.name, currency="USD", partition=0, offset=offset, nano=dict(nano))

@@ -7,6 +7,7 @@ import pytest
 from agents.admission.spent_recovery import SpentReading, SpentRebuild
 from agents.quota.beside import Held, Month
 from agents.quota.charges import spent_of
+from agents.quota.port import EpochLost
 from agents.settlement.core import REMEMBERED_MS
 from schemas.alert import Alert
 from schemas.base import Scope
@@ -92,6 +93,21 @@ def test_a_busy_member_tells_once_a_second_and_commits_no_more_often(story: Stor
     story.settle(1)
     assert story.committed == 5
     assert [(total.offset, total.nano["tenant"]) for total in totals(story)] == [(1, LINE_NANO), (5, 5 * LINE_NANO)]
+
+
+def test_sums_that_were_lost_before_they_were_told_are_not_committed(story: Story) -> None:
+    """Nothing new comes, so that they are what is asked of the store first."""
+    story.used(usage("r0"))
+    story.settle(1)
+    story.used(usage("r1"))
+    story.settle(1)
+    story.now_ms += 1_000
+    story.quota.error, story.quota.failures = EpochLost, 3
+    story.settle(3)
+    assert (story.committed, len(totals(story))) == (1, 1), "neither told nor committed"
+    story.settle(1)
+    assert story.committed == 2
+    assert totals(story)[-1].nano["tenant"] == 2 * LINE_NANO
 
 
 def test_what_is_not_charged_counts_of_no_budget_and_what_has_no_price_neither(story: Story) -> None:
