@@ -28,7 +28,7 @@ from billing_jobs.server import Sql, create_app, price_desk, sql_reader, usage_r
 from billing_jobs.server_config import ServerConfig
 from billing_jobs.sink import GROUP, Sink
 from billing_jobs.store import ClickHouseStore, Database, SchemaTooNew, StoreError
-from billing_jobs.webhooks.wiring import delivering
+from billing_jobs.webhooks.wiring import check_webhooks, delivering
 from streams.clocks import now_ms
 from streams.entry_point import EXIT_FAILED, exit_code
 from streams.garbage import collect_seldom
@@ -48,16 +48,14 @@ _log = structlog.get_logger()
 def check_settings(settings: Settings) -> None:
     """What only billing asks of the settings. Raises SettingsError."""
     lines = []
-    try:
-        settings.check_secrets(Purpose.BILLING)
-    except SettingsError as error:
-        lines.append(str(error))
-    checks: list[Callable[[], object]] = [*(partial(price_row, model, 0) for model in settings.models)]
+    checks: list[Callable[[], object]] = [partial(settings.check_secrets, Purpose.BILLING)]
+    checks.append(partial(check_webhooks, settings))
+    checks += [partial(price_row, model, 0) for model in settings.models]
     checks.append(partial(gpu_prices, settings.pools))
     for check in checks:
         try:
             check()
-        except PriceInexact as error:
+        except (SettingsError, PriceInexact) as error:
             lines.append(str(error))
     if lines:
         raise SettingsError("\n".join(lines))

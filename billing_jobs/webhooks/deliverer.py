@@ -12,6 +12,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 
 import httpx
 import structlog
@@ -28,6 +29,7 @@ from streams.directory import TenantDirectory
 from streams.keyring import Keyring
 from streams.log.consumer_thread import ConsumerThread
 from streams.log.port import LogConsumer, LogError, LogProducer, LogRecord, TopicPartition
+from streams.settings import SettingsError
 
 GROUP = "alerts"
 POLL_S = 0.5
@@ -44,7 +46,7 @@ _log = structlog.get_logger()
 @dataclass(frozen=True, slots=True)
 class Receivers:
     """Who is told of what. Tenants' addresses lead out of here and are encrypted, unless `tenants_anywhere`. Without a
-    keyring nobody is told: what is not signed proves nothing.
+    keyring nobody may be told, and who asks to be holds up all: what is not signed proves nothing.
     """
 
     operators: Sequence[str]
@@ -60,14 +62,24 @@ class Receivers:
             found.append(Target(tenant.tenant_id, tenant.alert_webhook))
         return found
 
+    def secrets(self, target: Target) -> list[bytes]:
+        """Raises SettingsError."""
+        if self.keyring is None:
+            raise SettingsError(f"{target.name} is to be told of alerts, and there is no secret to sign with")
+        return receiver_secrets(self.keyring, target.tenant_id)
+
     def messages(self, alert: Alert, record: LogRecord) -> Iterator[Message]:
+        """Raises SettingsError."""
         body = body_of(alert)
         for target in self.targets(alert):
+            self.secrets(target)
             yield Message(target, alert.event_id, body, record.offset, record.timestamp_ms + self.give_up_ms)
 
 
 class Deliverer:
-    """`run` until `stop` is set, in a thread. `open_consumer` makes a member of the group."""
+    """`run` until `stop` is set, in a thread. It raises SettingsError where somebody is to be told and there is no
+    secret: the alert is not committed. `open_consumer` makes a member of the group.
+    """
 
     def __init__(
         self,
@@ -102,8 +114,9 @@ class Deliverer:
 
     async def _run(self) -> None:
         timeout = httpx.Timeout(ANSWER_S, connect=CONNECT_S)
+        no_cookies = CookieJar(DefaultCookiePolicy(allowed_domains=[]))  # the jar would be one for all receivers
         async with httpx.AsyncClient(
-            timeout=timeout, follow_redirects=False, trust_env=False, transport=self._transport
+            timeout=timeout, follow_redirects=False, trust_env=False, cookies=no_cookies, transport=self._transport
         ) as client:
             while not self._stop.is_set():
                 try:
@@ -164,7 +177,11 @@ class Deliverer:
             self._given_up(message, "too many wait for it")
 
     async def _tell(self, client: httpx.AsyncClient, deliveries: Deliveries, message: Message) -> None:
-        why, for_good = await self._send(client, message)
+        try:
+            why, for_good = await self._send(client, message)
+        except Exception as error:  # noqa: BLE001 - whatever it was, it failed, and no other receiver waits for it
+            _log.exception("webhook_broken", target=message.target.name, event_id=message.event_id, repeats=True)
+            why, for_good = type(error).__name__, False
         if not why:
             self._metrics.webhooks.labels("taken").inc()
             deliveries.taken(message)
@@ -177,11 +194,9 @@ class Deliverer:
 
     async def _send(self, client: httpx.AsyncClient, message: Message) -> tuple[str, bool]:
         """Why it was not taken, empty where it was; and whether there is no use in trying again."""
-        receivers, target = self._receivers, message.target
-        if receivers.keyring is None:
-            return "there is no secret to sign with", True
-        is_open = not target.tenant_id or receivers.tenants_anywhere
-        secrets = receiver_secrets(receivers.keyring, target.tenant_id)
+        target = message.target
+        is_open = not target.tenant_id or self._receivers.tenants_anywhere
+        secrets = self._receivers.secrets(target)
         headers = signed_headers(secrets, message.event_id, self._clock_ms() // 1_000, message.body)
         try:
             async with asyncio.timeout(ANSWER_S + CONNECT_S):
@@ -189,7 +204,8 @@ class Deliverer:
                 address = await resolve(url, is_open=is_open)
                 request = client.build_request(
                     "POST", url.copy_with(host=address), content=message.body,
-                    headers={**headers, "host": url.netloc.decode()}, extensions={"sni_hostname": url.host},
+                    headers={**headers, "host": url.netloc.decode()},
+                    extensions={"sni_hostname": url.raw_host.decode()},
                 )  # fmt: skip
                 # Nothing of the answer is read but its status.
                 answer = await client.send(request, stream=True)
@@ -198,6 +214,8 @@ class Deliverer:
             return f"its address is not allowed: {error}", True
         except (httpx.HTTPError, OSError, TimeoutError) as error:
             return type(error).__name__, False
+        except (ValueError, httpx.InvalidURL) as error:
+            return f"its address is none: {type(error).__name__}", True
         if answer.is_success:
             return "", False
         return f"status {answer.status_code}", answer.status_code == GONE

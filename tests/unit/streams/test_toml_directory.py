@@ -101,6 +101,11 @@ def test_a_broken_file_keeps_the_last_good_content(tmp_path: Path) -> None:
             "[[tenants]]\ntenant_id = 'a'\nmodel_limits.tiny = { tokens_per_minute = 0 }",
             "tenants.0.model_limits.tiny.tokens_per_minute",
         ),
+        ("[[tenants]]\ntenant_id = 'a'\nalert_webhook = 'https://a..example/x'", "tenants.0.alert_webhook: .*its host"),
+        (
+            "[[tenants]]\ntenant_id = 'a'\nalert_webhook = 'https://a.example:99999/'",
+            "tenants.0.alert_webhook: .*its port",
+        ),
     ],
 )
 def test_a_wrong_field_is_named(tmp_path: Path, content: str, named: str) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import httpx
 import orjson
+import pytest
 from prometheus_client import CollectorRegistry
 
 from billing_jobs.metrics import BillingMetrics
@@ -18,6 +19,7 @@ from streams.directory import Tenant
 from streams.keyring import Keyring
 from streams.log.memory import MemoryLog
 from streams.log.port import TopicPartition
+from streams.settings import SettingsError
 from tests.unit.billing_jobs.events import NOON_MS
 
 ALERTS, DEAD_LETTERS, GROUP = "local.alerts", "local.dead-letters", "local.alerts"
@@ -31,7 +33,9 @@ class Directory:
     webhook: str = ACMES
 
     def tenant(self, tenant_id: str) -> Tenant | None:
-        return Tenant(tenant_id=tenant_id, alert_webhook=self.webhook) if tenant_id == "acme" else None
+        """Unchecked, as if the file of an older release were in force."""
+        tenant = Tenant.model_construct(tenant_id="acme", alert_webhook=self.webhook)
+        return tenant if tenant_id == "acme" else None
 
 
 @dataclass
@@ -40,9 +44,11 @@ class World:
 
     anywhere: bool = True
     keyring: Keyring | None = KEYRING
-    statuses: dict[str, list[int]] = field(default_factory=dict)
+    acmes: str = ACMES
+    statuses: dict[str, list[int | Exception]] = field(default_factory=dict)
     asked: list[httpx.Request] = field(default_factory=list)
     now_ms: int = NOON_MS
+    give_up_ms: int = 60_000
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
 
     def __post_init__(self) -> None:
@@ -54,9 +60,11 @@ class World:
         self.asked.append(request)
         left = self.statuses.get(request.url.host, [])
         status = left.pop(0) if left else 200
+        if isinstance(status, Exception):
+            raise status
         if not status:
             raise httpx.ConnectTimeout("nobody answers", request=request)
-        return httpx.Response(status)
+        return httpx.Response(status, headers={"set-cookie": "whose=acmes; Path=/"})
 
     def told(self, host: str) -> list[str]:
         return [each.headers["webhook-id"] for each in self.asked if each.url.host == host]
@@ -67,13 +75,11 @@ class World:
     def committed(self) -> int | None:
         return self.log.committed(GROUP, TopicPartition(ALERTS, 0)).offset
 
-    @contextmanager
-    def delivering(self) -> Iterator[None]:
-        stop = threading.Event()
-        deliverer = Deliverer(
+    def deliverer(self, stop: threading.Event) -> Deliverer:
+        return Deliverer(
             open_consumer=lambda: self.log.consumer(GROUP, "webhooks"),
             producer=self.log.producer("letters"),
-            receivers=Receivers((OPERATORS,), Directory(), self.keyring, self.anywhere, give_up_ms=60_000),  # type: ignore[arg-type]
+            receivers=Receivers((OPERATORS,), Directory(self.acmes), self.keyring, self.anywhere, self.give_up_ms),  # type: ignore[arg-type]
             alerts_topic=ALERTS,
             dead_letter_topic=DEAD_LETTERS,
             stop=stop,
@@ -83,13 +89,28 @@ class World:
             begin_again_s=0.01,
             poll_s=0.02,
         )
-        thread = threading.Thread(target=deliverer.run)
+
+    @contextmanager
+    def delivering(self) -> Iterator[None]:
+        stop = threading.Event()
+        thread = threading.Thread(target=self.deliverer(stop).run)
         thread.start()
         try:
             yield
         finally:
             stop.set()
             thread.join()
+
+
+@contextmanager
+def ending(stop: threading.Event) -> Iterator[None]:
+    """What should end by itself is ended when patience is."""
+    timer = threading.Timer(PATIENCE_S, stop.set)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def until(holds: Callable[[], bool]) -> None:
@@ -181,11 +202,60 @@ def test_a_redirect_is_followed_by_nobody() -> None:
     assert len(world.asked) == 1
 
 
-def test_without_a_secret_nobody_is_told_and_without_sense_a_record_is_a_dead_letter() -> None:
-    world = World(keyring=None)
+def test_what_makes_no_sense_is_a_dead_letter() -> None:
+    world = World()
     world.log.append(ALERTS, b"{", partition=0)
     put(world, alert(1))
     with world.delivering():
         until(lambda: world.committed() == 2)
-    assert world.asked == []
     assert len(world.log.records(DEAD_LETTERS)) == 1
+
+
+def test_without_a_secret_nobody_is_told_and_what_somebody_asked_for_stays_for_who_has_one() -> None:
+    world = World(keyring=None)
+    put(world, alert(1))
+    stop = threading.Event()
+    with ending(stop), pytest.raises(SettingsError, match=r"operator@127\.0\.0\.1 is to be told .* no secret"):
+        world.deliverer(stop).run()
+    assert (world.asked, world.committed()) == ([], None)
+    world.keyring, world.registry = KEYRING, CollectorRegistry()
+    with world.delivering():
+        until(lambda: world.committed() == 1)
+    assert len(world.asked) == 2
+
+
+@pytest.mark.parametrize(
+    "url", ["https://hooks..example.com/x", "https://xn--/", "https://host:99999/", "https://[::1/"]
+)
+def test_an_address_that_is_none_is_given_up_and_holds_up_nobody(url: str) -> None:
+    world = World(acmes=url)
+    put(world, alert(1), alert(2))
+    with world.delivering():
+        until(lambda: world.outcome("given_up") == 1)
+        world.now_ms += 2_000
+        until(lambda: world.committed() == 2)
+    assert (len(world.told("127.0.0.1")), world.outcome("given_up")) == (2, 2)
+
+
+def test_an_address_that_turns_out_to_be_none_is_given_up_and_an_error_nobody_foresaw_is_tried_again() -> None:
+    faults: list[int | Exception] = [UnicodeError("label too long"), RuntimeError("unforeseen")]
+    world = World(statuses={"127.0.0.2": faults}, give_up_ms=86_400_000)
+    put(world, alert(1), alert(2))
+
+    def is_done_a_moment_later() -> bool:
+        world.now_ms += 100
+        return world.committed() == 2
+
+    with world.delivering():
+        until(is_done_a_moment_later)
+    assert world.told("127.0.0.2") == [alert(1).event_id, alert(2).event_id, alert(2).event_id]
+    assert (world.outcome("failed"), world.outcome("given_up")) == (2, 1)
+
+
+def test_what_a_receiver_sets_as_a_cookie_is_sent_to_nobody() -> None:
+    world = World(acmes=OPERATORS)
+    put(world, alert(1), alert(2))
+    with world.delivering():
+        until(lambda: world.committed() == 2)
+    assert len(world.asked) == 4
+    assert not any("cookie" in request.headers for request in world.asked)
