@@ -24,6 +24,7 @@ from billing_jobs.invoices.core import (
     moment,
 )
 from billing_jobs.invoices.tables import Closed, InvoiceTables
+from billing_jobs.rollups.tables import NotSummed
 from schemas.money import decimal_units
 
 _log = structlog.get_logger()
@@ -164,7 +165,7 @@ class InvoiceDesk:
 
     def drop_month(self, asked: DropAsked) -> dict[str, Any]:
         """Usage events of a month leave the tables once each of them is on an invoice with its price. Invoices are made
-        again without them; what comes later of the month is late as ever.
+        again without them, and views go on showing their sums; what comes later of the month is late as ever.
         """
         month = Month.parse(asked.month)
         part = self._tables.old_part(month)
@@ -172,7 +173,10 @@ class InvoiceDesk:
             raise InvoiceRefused(f"month: no usage of {month} is stored, or more came just now", "month", 409)
         for tenant in self._tables.tenants_of(month):
             self._require_invoiced(tenant, month)
-        self._tables.drop(month, part, asked.actor, asked.reason, self._clock_ms())
+        try:
+            self._tables.drop(month, part, asked.actor, asked.reason, self._clock_ms())
+        except NotSummed as error:
+            raise InvoiceRefused(f"month: {error}; ask again later, in an hour at most", "month", 409) from None
         _log.warning("usage_dropped", month=str(month), events=part.events, actor=asked.actor)
         return {"month": str(month), "events": part.events}
 

@@ -24,6 +24,7 @@ from billing_jobs.invoices.counting import (
     count_with,
     total_of,
 )
+from billing_jobs.rollups.tables import keep_sums
 from billing_jobs.rows import INSERT_SETTINGS, NAME, TEXT, TIME
 from billing_jobs.store import ClickHouseStore, Connection
 
@@ -255,10 +256,12 @@ class InvoiceTables:
         return int(rows[0][0]) if rows else None
 
     def drop(self, month: Month, part: OldPart, actor: str, reason: str, now_ms: int) -> None:
-        """Written down first: killed in between it is done again. Of a part that has been merged with others since
-        nothing is dropped (StoreError).
+        """What the views show of it is kept first, or nothing is done (NotSummed). Written down before it is done:
+        killed in between it is done again. Of a part that has been merged with others since nothing is dropped
+        (StoreError).
         """
         with self._writing() as client:
+            keep_sums(client, int(f"{month.year}{month.month:02d}"))
             row = [_date(month), part.events, actor, reason, now_ms]
             _insert(client, "dropped_months", _DROPPED_COLUMNS, [row], {"insert_deduplicate": 0})
             client.command(f"ALTER TABLE usage_events DROP PART {format_str(part.name)}")

@@ -118,9 +118,10 @@ class NotSummed(Exception):
 
 def keep_sums(client: Any, month: int) -> None:
     """Before the events of a month (`yyyymm`) leave `usage_events`, of its hours to be read beside what comes later.
-    Between this and their leaving a late event would be shown beside both, so one follows the other. Raises NotSummed.
+    Between this and their leaving a late event would be shown beside both, so one follows the other at once. Raises
+    NotSummed.
     """
     asked = {"month": month}
     if client.query(_IS_OPEN, parameters=asked).first_row[0]:
-        raise NotSummed(f"an hour of {month} is not summed yet")
+        raise NotSummed(f"not all hours of {month // 100}-{month % 100:02d} are summed yet")
     client.command(_KEEP, parameters=asked, settings=ROLLER_SETTINGS)

@@ -2,9 +2,9 @@
 -- `{tables}` and `{views}` are where the tables are and where these go; the other words in braces stand in `views.py`.
 --
 -- Hours that are settled are read from their sums and the others from the events, so every view is exact whatever has
--- been summed by then (`hours.py`); beside events that came after the others had left the tables stand the sums that were
--- kept of these, so a group may have two rows then. All of a statement sees one moment of `usage_hours`, and it matters not whether the
--- events are of a moment before or after it.
+-- been summed by then (`hours.py`). Events that come after the others of their month were dropped are shown beside the
+-- sums that were kept of those, so a group may have two rows then. All of a statement sees one moment of `usage_hours`,
+-- and it matters not whether the events are of a moment before or after it.
 {create} {views}usage_by_hour AS
 WITH hours AS (
     SELECT hour, max(generation) AS generation, max(written > rolled) AS is_open, max(kept) AS kept

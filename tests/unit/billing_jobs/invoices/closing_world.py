@@ -1,6 +1,7 @@
 """Tables with usage of any month, and the desk that closes months over them."""
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,6 +10,8 @@ from billing_jobs.invoices.amounts import Month
 from billing_jobs.invoices.desk import CloseAsked, EntryAsked, InvoiceDesk
 from billing_jobs.invoices.tables import InvoiceTables
 from billing_jobs.pricing import PriceBook, PriceRow
+from billing_jobs.rollups.hours import SPAN_MS, next_rollup
+from billing_jobs.rollups.tables import ROLLER_SETTINGS, seen_writers, store_rollup
 from billing_jobs.store import ClickHouseStore, Database
 from schemas.usage import UsageEvent
 from streams.log.port import LogRecord
@@ -36,10 +39,11 @@ class ClosingWorld:
     stored_through_ms: int = JANUARY.end_ms
     now_ms: int = JANUARY.end_ms
     offset: int = 0
+    sink_ms: int = 1
     prices: list[PriceRow] = field(default_factory=lambda: [TINY, EURO])
 
     def __post_init__(self) -> None:
-        self.store = ClickHouseStore(self.database.connection())
+        self.store = ClickHouseStore(self.database.connection(), lambda: self.sink_ms)
         self.store.append_prices(self.prices)
         self.tables = InvoiceTables(self.database.connection(), TOPIC)
         self.desk = self.another_desk()
@@ -66,6 +70,14 @@ class ClosingWorld:
         batch = parse_batch(cut_of(records, self.clock_ms()), records, PriceBook(self.prices))
         assert not batch.unusable
         self.store.insert(batch, again=False)
+
+    def summed(self) -> None:
+        """All hours, as some minutes after the last event of each."""
+        self.sink_ms += SPAN_MS
+        self.store.rest()
+        with closing(self.database.connection(ROLLER_SETTINGS)) as connection, connection.client() as client:
+            while (rollup := next_rollup(*seen_writers(client), lambda: 1)) is not None:
+                store_rollup(client, rollup)
 
     def priced(self, price: PriceRow) -> None:
         """What waits for it gets it."""

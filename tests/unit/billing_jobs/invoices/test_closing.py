@@ -132,6 +132,28 @@ def test_rows_that_are_gone_are_missed_and_never_credited(world: ClosingWorld) -
     assert world.desk.check("acme", "2025-11")["missing_events"] == 1, "what comes again is known"
 
 
+def by_hour(world: ClosingWorld) -> list[Any]:
+    return world.rows(
+        "SELECT tenant_id, model, hour, sum(requests), sum(cost_pico) FROM usage_by_hour GROUP BY ALL ORDER BY ALL"
+    )
+
+
+def test_a_late_event_of_a_month_that_was_dropped_is_shown_beside_the_others(world: ClosingWorld) -> None:
+    world.stored([event_in(NOVEMBER, 1), event_in(NOVEMBER, 2)])
+    world.closed(NOVEMBER)
+    asked = DropAsked(month="2025-11", actor="kim", reason="13 months")
+    for late in range(3):
+        world.summed()
+        world.desk.drop_month(asked)
+        world.stored([event_in(NOVEMBER, 10 + late)])
+        for is_summed in (False, True):
+            if is_summed:
+                world.summed()
+            [(*_, requests, cost_pico)] = by_hour(world)
+            assert (requests, cost_pico) == (3 + late, (3 + late) * COST_PICO)
+        world.closed((DECEMBER, JANUARY, OCTOBER)[late])
+
+
 def test_events_leave_once_each_is_on_an_invoice_and_invoices_are_made_again_without_them(world: ClosingWorld) -> None:
     asked = DropAsked(month="2025-11", actor="kim", reason="13 months")
     other = event_in(NOVEMBER, 2, scope=Scope(tenant_id="globex"))
@@ -148,9 +170,13 @@ def test_events_leave_once_each_is_on_an_invoice_and_invoices_are_made_again_wit
     world.priced(LATER)
     refused("usage of acme in 2025-11 came after its invoice")
     world.closed(DECEMBER)
-    before = world.desk.shown("acme", "2025-11")
+    refused("not all hours of 2025-11 are summed yet; ask again later")
+    assert world.desk.check("acme", "2025-11")["dropped_at"] is None, "nothing was done"
+    world.summed()
+    before, shown = world.desk.shown("acme", "2025-11"), by_hour(world)
     assert world.desk.drop_month(asked) == {"month": "2025-11", "events": 3}
     assert world.rows("SELECT count() FROM usage_events") == [(1,)]
+    assert by_hour(world) == shown, "views show what they showed"
     found = world.desk.check("acme", "2025-11")
     assert (found["reproduced"], found["to_be_added"], found["missing_events"]) == (True, [], 0)
     assert found["dropped_at"].startswith("2026-")

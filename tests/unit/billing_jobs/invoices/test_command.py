@@ -120,6 +120,7 @@ def test_a_months_events_are_dropped_by_the_command(sluice: Sluice, world: Closi
     refused = sluice("billing", "drop-month", "2025-11", "--reason", "13 months", "--yes")
     assert "2025-11 of acme is not closed" in str(refused.exception)
     world.closed(NOVEMBER)
+    world.summed()
     assert "2 events of 2025-11 are gone" in done(
         sluice("billing", "drop-month", "2025-11", "--reason", "13 months", "--yes")
     )  # fmt: skip
