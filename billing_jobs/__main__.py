@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
+from typing import Any
 
 import structlog
 import uvicorn
@@ -20,7 +21,7 @@ from billing_jobs.invoices.tables import InvoiceTables
 from billing_jobs.metrics import BillingMetrics
 from billing_jobs.price_topic import PriceTeller
 from billing_jobs.pricing import PriceInexact, PriceRow, first_prices, price_row, priced_otherwise
-from billing_jobs.queries import Reader, read_settings
+from billing_jobs.queries import Reader, read_settings, usage_settings
 from billing_jobs.reconciliation.wiring import watching
 from billing_jobs.rollups.roller import Roller
 from billing_jobs.rollups.tables import ROLLER_SETTINGS
@@ -199,16 +200,16 @@ def _run(settings: Settings) -> int:
         teller.tell(store.prices())
         sink = make_sink(settings, store, metrics, teller)
         roller = Roller(database.connection(ROLLER_SETTINGS), metrics, time.monotonic)
-        limits = read_settings(settings.billing.max_query_rows, settings.billing.query_timeout_s)
+        max_rows, timeout_s = settings.billing.max_query_rows, settings.billing.query_timeout_s
 
-        def reader() -> Reader:
-            return Reader(database.connection(limits), settings.billing.max_query_rows)
+        def reader(limits: Callable[[int, float], dict[str, Any]]) -> Reader:
+            return Reader(database.connection(limits(max_rows, timeout_s)), max_rows)
 
-        usage = stack.enter_context(closing(usage_readers(reader, settings.billing.query_timeout_s)))
+        usage = stack.enter_context(closing(usage_readers(lambda: reader(usage_settings), timeout_s)))
         invoices = InvoiceTables(database.connection(), settings.topics.usage.name)
         configs = []
         if settings.billing.clickhouse_url:
-            sql = stack.enter_context(_over_server(reader, settings))
+            sql = stack.enter_context(_over_server(lambda: reader(read_settings), settings))
         else:
             within = _embedded(settings, database, lambda: store.writes + invoices.writes + roller.writes, metrics)
             sql, analysts = stack.enter_context(within)

@@ -1,5 +1,7 @@
 """Questions to the tables: usage in buckets, and the operator's own SELECT."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -10,6 +12,11 @@ from billing_jobs.store import Connection, StoreError
 from billing_jobs.usage_sql import THROWN, UsagePage, export_sql, usage_page, usage_sql
 from schemas.usage_query import ExportFormat, InvalidQuery, UsageQuery
 
+USAGE_CORES = 1
+USAGE_MEMORY_BYTES = 536_870_912
+"""Of one question about usage, as the cores."""
+OUT_OF_MEMORY = 241
+"""ClickHouse's code of it."""
 _FORMATS: dict[ExportFormat, str] = {"csv": "CSVWithNames", "parquet": "Parquet"}
 
 
@@ -49,8 +56,33 @@ def read_settings(max_rows: int, timeout_s: float) -> dict[str, Any]:
     }
 
 
+@contextmanager
+def _memory_told() -> Iterator[None]:
+    """Raises InvalidQuery for a question that takes more memory than it may. Where all of ClickHouse has none left, it
+    is worth asking again, and StoreError stays.
+    """
+    try:
+        yield
+    except StoreError as error:
+        if error.code != OUT_OF_MEMORY or "(total)" in str(error):
+            raise
+        message = "group_by: more memory than a question may take; group by less, or ask for less time"
+        raise InvalidQuery("group_by", message) from None
+
+
+def usage_settings(max_rows: int, timeout_s: float) -> dict[str, Any]:
+    """As `read_settings`, of a connection that tenants' questions about usage are put to: several of them run at once,
+    beside the sink.
+    """
+    return {
+        "max_threads": USAGE_CORES,
+        **read_settings(max_rows, timeout_s),
+        "max_memory_usage": USAGE_MEMORY_BYTES,
+    }
+
+
 class Reader:
-    """Asks over one connection, made with `read_settings`; from one thread. Raises StoreError."""
+    """Asks over one connection, made with `read_settings` or `usage_settings`; from one thread. Raises StoreError."""
 
     def __init__(self, connection: Connection, max_rows: int) -> None:
         self._connection = connection
@@ -58,20 +90,21 @@ class Reader:
         self._table_functions: list[str] | None = None
 
     def usage(self, query: UsageQuery) -> UsagePage:
-        """Raises InvalidQuery when there are more groups in a bucket than may be shown."""
+        """Raises InvalidQuery when there are more groups in a bucket than may be shown, or it takes too much memory."""
         starts = query.bucket_starts()
         end_time = starts[query.limit] if query.limit < len(starts) else query.end_time
         text, parameters = usage_sql(query, end_time)
-        with self._connection.client() as client:
-            limited = {**parameters, "limit": self._max_rows + 1}
+        limited = {**parameters, "limit": self._max_rows + 1}
+        with _memory_told(), self._connection.client() as client:
             rows = client.query(f"{text} LIMIT {{limit:UInt32}}", parameters=limited).result_rows
         return usage_page(query, rows, self._max_rows)
 
     def export(self, query: UsageQuery, file_format: ExportFormat) -> bytes:
-        """A file with all of it. Raises InvalidQuery when that is more than may be shown."""
+        """A file with all of it. Raises InvalidQuery when that is more than may be shown, or of more time."""
+        query.check_export()
         text, parameters = export_sql(query)
         try:
-            with self._connection.client() as client:
+            with _memory_told(), self._connection.client() as client:
                 written: bytes = client.raw_query(
                     text, parameters={**parameters, "limit": self._max_rows}, fmt=_FORMATS[file_format]
                 )

@@ -21,6 +21,8 @@ COST_GROUPS: tuple[GroupBy, ...] = (*GROUPS, "line_item")
 BUCKET_S: dict[BucketWidth, int] = {"1m": 60, "1h": 3_600, "1d": 86_400}
 MAX_BUCKETS: dict[BucketWidth, int] = {"1m": 1_440, "1h": 31 * 24, "1d": 400}
 """Of one page."""
+MAX_EXPORT_DAYS: dict[BucketWidth, int] = {"1m": 31, "1h": 400, "1d": 400}
+"""Of one file."""
 MAX_TIME_S = 2**33
 """Unix time. Before it no bucket begins."""
 MAX_NAMES = 100
@@ -87,6 +89,13 @@ class UsageQuery(BaseModel):
         except ValidationError as error:
             first = error.errors()[0]
             raise fault_of(first, first["loc"]) from None
+
+    def check_export(self) -> None:
+        """Raises InvalidQuery where it is of more time than a file may be of."""
+        most = MAX_EXPORT_DAYS[self.bucket_width]
+        if self.end_time - self.start_time > most * 86_400:
+            message = f"end_time must be at most {most} days after start_time in a file by {self.bucket_width}"
+            raise InvalidQuery("end_time", message)
 
     def bucket_starts(self) -> range:
         """Starts of the UTC minutes, hours or days that the interval touches."""

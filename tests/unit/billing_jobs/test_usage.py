@@ -12,11 +12,13 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from billing_jobs.metrics import BillingMetrics
+from billing_jobs.queries import Reader, usage_settings
 from billing_jobs.rollups.hours import SPAN_MS
 from billing_jobs.rollups.roller import LOOK_PERIOD_S, Roller
 from billing_jobs.rollups.tables import ROLLER_SETTINGS
 from billing_jobs.store import ClickHouseStore, Database
 from schemas.base import Scope
+from schemas.usage_query import InvalidQuery, UsageQuery
 from tests.unit.billing_jobs.events import NOON_MS, usage_event
 from tests.unit.billing_jobs.internal_http import BOOK, BOOK_ROWS, DAY_S, HOUR_S, LINE_PICO, NOON_S, Client
 from tests.unit.billing_jobs.test_store import batch_of
@@ -251,6 +253,31 @@ async def test_a_file_holds_each_bucket_and_group_exactly(
         (NOON_S, "tiny", 2, Decimal(2 * LINE_PICO), Decimal("0.00002776")),
         (NOON_S + HOUR_S, "euro", 1, Decimal(46), Decimal("0.000000000046")),
     ]
+
+
+async def test_a_file_of_all_times_is_refused(client: Client) -> None:
+    body = {"tenant_id": "acme", "start_time": 0, "end_time": 2**33, "bucket_width": "1m", "group_by": ["end_user"]}
+    answer = await client.http.post("/internal/usage/export", params={"file_format": "csv"}, json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "end_time")
+
+
+def test_a_question_about_usage_leaves_cores_and_memory_to_the_sink(database: Database) -> None:
+    with closing(database.connection(usage_settings(100, 60))) as connection, connection.client() as engine:
+        names = "('max_threads', 'max_memory_usage', 'readonly')"
+        found = dict(engine.query(f"SELECT name, value FROM system.settings WHERE name IN {names}").result_rows)
+    assert found == {"max_threads": "1", "max_memory_usage": str(512 * 1_048_576), "readonly": "1"}
+
+
+def test_a_question_that_takes_more_memory_than_it_may_is_refused_by_name(
+    database: Database, store: ClickHouseStore
+) -> None:
+    store.insert(batch_of([usage_event(1).encode()], book=BOOK), again=False)
+    little = {"max_untracked_memory": 0, **usage_settings(100, 60), "max_memory_usage": 1_000}
+    asked = UsageQuery.asked(tenant_id="acme", start_time=NOON_S, end_time=NOON_S + 60, group_by=("key_id",))
+    with closing(Reader(database.connection(little), 100)) as reader:
+        for look in (lambda: reader.usage(asked), lambda: reader.export(asked, "csv")):
+            with pytest.raises(InvalidQuery, match="group by less"):
+                look()
 
 
 async def test_a_file_of_more_rows_than_may_be_shown_is_refused(client: Client, store: ClickHouseStore) -> None:

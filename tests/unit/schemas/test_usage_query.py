@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.money import PICO_PER_UNIT, decimal_units
-from schemas.usage_query import MAX_BUCKETS, InvalidQuery, UsageQuery
+from schemas.usage_query import MAX_BUCKETS, MAX_EXPORT_DAYS, BucketWidth, InvalidQuery, UsageQuery
 
 DAY_S = 86_400
 
@@ -34,6 +34,16 @@ def test_a_wrong_question_names_the_field(fields: dict[str, object], param: str)
     with pytest.raises(InvalidQuery) as refused:
         UsageQuery.asked(**{"tenant_id": "acme", "start_time": DAY_S, "end_time": 2 * DAY_S, **fields})
     assert refused.value.param == param
+
+
+@pytest.mark.parametrize("width", ["1m", "1h", "1d"])
+def test_a_file_is_of_so_many_days(width: BucketWidth) -> None:
+    most_s = MAX_EXPORT_DAYS[width] * DAY_S
+    UsageQuery.asked(tenant_id="acme", start_time=5, end_time=5 + most_s, bucket_width=width).check_export()
+    longer = UsageQuery.asked(tenant_id="acme", start_time=5, end_time=6 + most_s, bucket_width=width)
+    with pytest.raises(InvalidQuery, match="end_time must be at most") as refused:
+        longer.check_export()
+    assert refused.value.param == "end_time"
 
 
 @given(st.integers(-(10**30), 10**30))
