@@ -2,6 +2,7 @@
 
 import json
 import re
+import threading
 from decimal import Decimal
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.usage_query import BUCKET_S, TOKEN_CLASSES, BucketWidth, InvalidQuery
-from streams.gateway.http.usage_reader import UsageBucket, UsagePage
+from streams.gateway.http.usage_reader import HttpUsageReader, UsageBucket, UsagePage
 from streams.gateway.http.usage_told import openai_completions, own_costs, own_usage, page_object
 from streams.gateway.http.usage_words import (
     COSTS,
@@ -131,6 +132,41 @@ async def test_a_file_of_usage_is_named_after_its_time(stack: Stack) -> None:
             assert answer.text == f"a {file_format} file"
         refused = await http.get("/api/usage/export?format=xlsx")
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "format")
+
+
+async def test_a_file_of_all_times_is_refused_before_billing_is_asked(stack: Stack) -> None:
+    async with client(stack) as http:
+        refused = await http.get("/api/usage/export?start_time=0&end_time=8589934592&bucket_width=1m&group_by=end_user")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "end_time")
+    assert stack.usage.asked == []
+
+
+async def test_a_long_page_is_read_and_told_beside_the_loop(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    results: list[dict[str, Any]] = [
+        {"model": f"model {n}", "currency": "USD", "cost_pico": "5", "suspense_events": 0} for n in range(4_000)
+    ]
+    page = {"data": [{"start_time": 0, "end_time": DAY_S, "estimate": False, "results": results}],
+            "next_start": None, "finalized_through": 0, "lag_records": 0}  # fmt: skip
+    loop, threads = threading.get_ident(), []
+
+    def read(answer: bytes) -> UsagePage:
+        threads.append(threading.get_ident())
+        return validated(answer)
+
+    def tell(*told: Any) -> dict[str, Any]:
+        threads.append(threading.get_ident())
+        return page_object(*told)
+
+    validated = UsagePage.model_validate_json
+    monkeypatch.setattr(UsagePage, "model_validate_json", read)
+    monkeypatch.setattr("streams.gateway.http.usage.page_object", tell)
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, json=page))
+    async with httpx.AsyncClient(base_url="http://billing", transport=transport) as billing, client(stack) as http:
+        monkeypatch.setattr(stack.usage, "usage", HttpUsageReader(billing, "secret").usage)
+        answer = await http.get("/v1/costs?group_by=model")
+    assert len(answer.json()["data"][0]["results"]) == len(results)
+    assert len(threads) == 2
+    assert loop not in threads
 
 
 async def test_a_key_without_the_scope_is_told_of_neither_usage_nor_costs(stack: Stack) -> None:
