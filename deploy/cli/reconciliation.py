@@ -222,7 +222,7 @@ def rebuild_command(
         raise CommandError(f"{into} is not empty")
     span = span_of(settings, since, until, settle)
     with ExitStack() as stack:
-        folder = into or Path(stack.enter_context(TemporaryDirectory(prefix="sluice-rebuild-")))
+        folder = _own_folder(into) if into else Path(stack.enter_context(TemporaryDirectory(prefix="sluice-rebuild-")))
         consumer = stack.enter_context(closing(KafkaConsumer(settings.kafka, None, "sluice-rebuild")))
         log = kept(consumer, settings.topics.usage.name)
         gone = Span(span.from_ms, min(span.to_ms, max(span.from_ms, log.from_ms)))
@@ -239,6 +239,16 @@ def rebuild_command(
     _tell_rebuilt(reports, done, gone, as_json=as_json)
     if not all(report.is_equal for report in reports):
         sys.exit(1)
+
+
+def _own_folder(path: Path) -> Path:
+    """That nobody else may read: usage of all tenants will be in it."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.chmod(0o700)
+    except OSError as error:
+        raise CommandError(f"{path} cannot be made a folder of your own: {error.strerror}") from None
+    return path
 
 
 def _told_to_people(done: Rebuilt) -> None:

@@ -1,6 +1,7 @@
 """`sluice billing reconcile` and `sluice alerts`: what people and scripts are shown, and with which exit code."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -75,6 +76,22 @@ def test_what_is_too_young_is_not_compared_and_said(asked: list[tuple[Span, bool
     with pytest.raises(CommandError, match="billed up to 2025-11-21 13:59:00 UTC can be"):
         raise sluice("billing", "reconcile", "--from", "2025-11-22").exception or AssertionError
     assert asked == []
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_rebuilt_tables_are_in_a_folder_that_nobody_else_may_read(
+    asked: list[tuple[Span, bool]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_there: bool
+) -> None:
+    into = tmp_path / "kept" / "tables"
+    if is_there:
+        into.mkdir(mode=0o755, parents=True)
+
+    def consumer(*_: object) -> None:
+        raise CommandError("no log here")
+
+    monkeypatch.setattr(reconciliation, "KafkaConsumer", consumer)
+    assert "no log here" in str(sluice("billing", "rebuild", "--into", str(into)).exception)
+    assert into.stat().st_mode & 0o777 == 0o700
 
 
 def test_open_alerts_are_listed_and_those_that_ended_if_asked_for(
