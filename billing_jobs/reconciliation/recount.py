@@ -16,8 +16,8 @@ from streams.log.port import LogRecord
 
 MAX_OPEN = 200_000
 """Responses at once; each takes about a kilobyte."""
-REMEMBERED = 100_000
-"""Of those that have ended: a second `Opened`, or ending, of them is void."""
+REMEMBERED = 200_000
+"""Of those that have ended, with 260 bytes each: a second `Opened`, or ending, of them is void."""
 SLOT_MS = 300_000
 MAX_NAMED = 200_000
 """Responses of which the ids are kept, with 250 bytes each, until they are compared."""
@@ -37,12 +37,6 @@ class _Partition:
 
     prefixes: dict[str, AcceptedPrefix] = field(default_factory=dict)
     about: dict[str, _About] = field(default_factory=dict)
-    ended: OrderedDict[str, None] = field(default_factory=OrderedDict)
-
-    def remember(self, response_id: str) -> None:
-        self.ended[response_id] = None
-        if len(self.ended) > REMEMBERED:
-            self.ended.popitem(last=False)
 
 
 class Recount:
@@ -52,12 +46,15 @@ class Recount:
     says from then on is worth nothing; begin anew.
     """
 
-    def __init__(self, counted_from_ms: int, max_open: int = MAX_OPEN) -> None:
+    def __init__(self, counted_from_ms: int, max_open: int = MAX_OPEN, max_ended: int = REMEMBERED) -> None:
         self.counted_from_ms = counted_from_ms
         self.is_lost = False
         self.unreadable = 0
         self._max_open = max_open
+        self._max_ended = max_ended
         self._partitions: defaultdict[int, _Partition] = defaultdict(_Partition)
+        self._ended: OrderedDict[tuple[int, str], None] = OrderedDict()
+        """Partition and response, the oldest first."""
 
     def take(self, record: LogRecord) -> list[Placed]:
         try:
@@ -68,7 +65,7 @@ class Recount:
         state = self._partitions[record.partition]
         match event:
             case Opened():
-                self._open(state, event)
+                self._open(state, event, record.partition)
             case Fence():
                 if (prefix := state.prefixes.get(event.response_id)) is not None:
                     prefix.fence(event, record.offset)
@@ -79,9 +76,9 @@ class Recount:
                 return self._close(state, dict.fromkeys(event.response_id), record)
         return []
 
-    def _open(self, state: _Partition, opened: Opened) -> None:
+    def _open(self, state: _Partition, opened: Opened, partition: int) -> None:
         response_id = opened.response_id
-        if response_id in state.prefixes or response_id in state.ended:
+        if response_id in state.prefixes or (partition, response_id) in self._ended:
             return
         if sum(len(each.prefixes) for each in self._partitions.values()) >= self._max_open:
             self.is_lost = True
@@ -96,9 +93,9 @@ class Recount:
             prefix.ending(ending)
             return self._close(state, [response_id], record)
         is_refusal = ending.written_by == "admission" and ending.attempt_id is None
-        if not is_refusal or response_id in state.ended:
+        if not is_refusal or (record.partition, response_id) in self._ended:
             return []
-        state.remember(response_id)
+        self._remember(record.partition, response_id)
         if ending.accepted_at_ms < self.counted_from_ms:
             return []
         return [Placed(Recounted(response_id, ending.scope.tenant_id, 0, 0), record.timestamp_ms)]
@@ -111,11 +108,16 @@ class Recount:
                 continue
             del state.prefixes[response_id]
             about = state.about.pop(response_id)
-            state.remember(response_id)
+            self._remember(record.partition, response_id)
             if about.is_counted:
                 tokens = 0 if about.of_vectors else prefix.accepted_tokens
                 ended.append(Placed(Recounted(response_id, about.tenant_id, 1, tokens), record.timestamp_ms))
         return ended
+
+    def _remember(self, partition: int, response_id: str) -> None:
+        self._ended[partition, response_id] = None
+        if len(self._ended) > self._max_ended:
+            self._ended.popitem(last=False)
 
 
 class Counted:

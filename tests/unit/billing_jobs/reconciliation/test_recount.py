@@ -101,6 +101,16 @@ def test_more_than_it_has_room_for_is_said_and_not_counted_wrong() -> None:
     assert recount.is_lost
 
 
+def test_what_ended_is_remembered_up_to_a_bound_of_all_partitions() -> None:
+    recount = Recount(NOON_MS, max_ended=2)
+
+    def refused(partition: int, number: int) -> int:
+        return len(counted((partition, ending("admission", response_id=f"resp_local-0_{number}")), recount=recount))
+
+    assert [refused(0, 1), refused(1, 2), refused(1, 2), refused(0, 1)] == [1, 1, 0, 0]
+    assert [refused(2, 3), refused(1, 2), refused(0, 1)] == [1, 0, 1], "the oldest was forgotten for the third"
+
+
 def test_what_cannot_be_read_is_counted_as_that() -> None:
     recount = Recount(0)
     assert recount.take(LogRecord("local.generated", 0, 0, None, b"{", (), NOON_MS)) == []
