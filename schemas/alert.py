@@ -21,7 +21,6 @@ State = Literal["raised", "resolved"]
 BILLING_DIFFERENCE: Kind = "billing_difference"
 BILLING_LAG: Kind = "billing_lag"
 BUDGET_THRESHOLD: Kind = "budget_threshold"
-BUDGET_EXHAUSTED: Kind = "budget_exhausted"
 
 
 class Alert(Record):
