@@ -38,17 +38,21 @@ def _differing(by: str) -> str:
             {by}, countIf(is_there) AS there, countIf(NOT is_there) AS counted,
             {", ".join(f"sum({name}) AS {name}" for name in SUMS)}
         FROM (
-            SELECT *, 1 AS is_there FROM ({_NOW})
-            UNION ALL
-            SELECT * REPLACE ({", ".join(f"-{name} AS {name}" for name in SUMS)}), 0 AS is_there FROM ({_COUNTED})
+            SELECT *, events * toInt128(sipHash64(usage_id)) AS identity FROM (
+                SELECT *, 1 AS is_there FROM ({_NOW})
+                UNION ALL
+                SELECT * REPLACE ({", ".join(f"-{name} AS {name}" for name in SUMS)}), 0 AS is_there FROM ({_COUNTED})
+            )
         )
         GROUP BY {by}
-        HAVING {" OR ".join(f"{name} != 0" for name in SUMS)}
+        HAVING {" OR ".join(f"{name} != 0" for name in SUMS)} OR sum(identity) != 0
     """
 
 
 DIFFERS = f"SELECT count() FROM ({_differing('model, currency, price_id')})"
-"""Of a closed month, how many sums differ from what was counted: quick, and 0 where there is nothing to look for."""
+"""Of a closed month, how many sums differ from what was counted: quick, and 0 where there is nothing to look for. The
+identities are summed, too: where an event is gone, another with its figures would hide behind it.
+"""
 
 DIFFERENCE = f"""
     SELECT *, multiIf(sum(there) OVER event = 0, 'missing', sum(counted) OVER event > 0, 're-rated', 'late') AS kind

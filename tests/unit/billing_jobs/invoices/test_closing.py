@@ -103,6 +103,19 @@ def test_what_comes_late_is_on_the_next_invoice_once_with_lines_of_its_own(world
     assert [each["kind"] for each in last["entries"]] == ["carried"]
 
 
+def test_what_comes_late_does_not_hide_behind_one_like_it_that_is_gone(world: ClosingWorld) -> None:
+    world.stored([event_in(OCTOBER, 1), event_in(NOVEMBER, 2)])
+    world.closed(OCTOBER)
+    world.desk.drop_month(DropAsked(month="2025-10", actor="kim", reason="old"))
+    world.stored([event_in(OCTOBER, 3)])
+    [pending] = world.desk.check("acme", "2025-10")["to_be_added"]
+    assert (pending["kind"], pending["amount"]) == ("late", decimal_units(COST_PICO))
+    [drafted], [closed] = world.desk.draft("acme", "2025-11")["invoices"], world.closed(NOVEMBER)
+    for invoice in (drafted, closed):
+        assert [each["amount"] for each in invoice["entries"] if each["kind"] == "late"] == [pending["amount"]]
+    assert world.desk.check("acme", "2025-10")["to_be_added"] == []
+
+
 def test_what_had_no_price_is_told_and_invoiced_once_it_has_one(world: ClosingWorld) -> None:
     world.stored([event_in(NOVEMBER, 1), event_in(NOVEMBER, 2, model="later")])
     [first] = world.closed(NOVEMBER)
