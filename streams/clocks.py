@@ -2,6 +2,8 @@
 
 import time
 
+_ALSO_ASLEEP = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
 
 def now_ms() -> int:
     """Unix time, for what others read."""
@@ -9,8 +11,10 @@ def now_ms() -> int:
 
 
 def monotonic_ms() -> int:
-    """For what this process waits for."""
-    return time.monotonic_ns() // 1_000_000
+    """For what this process waits for, and how long it has had something. On Linux it goes on while the machine is
+    suspended, as the others' time does that judge by Unix time; elsewhere it may stand still.
+    """
+    return time.clock_gettime_ns(_ALSO_ASLEEP) // 1_000_000
 
 
 def is_due(at_ms: int, now_ms: int, longest_wait_ms: int) -> bool:

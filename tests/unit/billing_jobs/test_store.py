@@ -1,6 +1,7 @@
 """What a BatchStore must do, held for the one in memory and for ClickHouse alike; then what only ClickHouse has."""
 
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from pydantic import BaseModel
 
 from billing_jobs.cut import Batch, cut_of, parse_batch
 from billing_jobs.pricing import PriceBook, PriceRow, price_row
+from billing_jobs.rollups.hours import SPAN_MS
 from billing_jobs.rows import tables_of
 from billing_jobs.store import (
     BatchStore,
@@ -296,6 +298,23 @@ def test_columns_are_declared_with_the_types_of_the_tables(database: Database) -
         declared = dict(types)
         assert dict(zip(rows.names, rows.types, strict=True)) == {name: declared[name] for name in rows.names}
         assert set(declared) - set(rows.names) <= {"inserted_at", "precedence"}
+
+
+def test_a_machine_that_was_suspended_opens_its_hours_anew(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others take by Unix time what has been open for long to be lost."""
+    asleep_ns = 0
+    clock_ns = time.clock_gettime_ns
+
+    def clock_gettime_ns(clock: int) -> int:
+        return clock_ns(clock) + (asleep_ns if clock == time.CLOCK_BOOTTIME else 0)
+
+    monkeypatch.setattr(time, "clock_gettime_ns", clock_gettime_ns)
+    with closing(ClickHouseStore(database.connection())) as store:
+        for number, asleep_ms in enumerate((0, 0, SPAN_MS)):
+            asleep_ns += asleep_ms * 1_000_000
+            store.insert(usage_batch(number, number), again=False)
+        steps = query(database, "SELECT step FROM usage_hours WHERE kind = 'written' ORDER BY step")
+    assert steps == [(1,), (3,)]
 
 
 def test_money_beyond_64_bits_is_exact(database: Database, store: ClickHouseStore) -> None:
