@@ -24,17 +24,17 @@ class PriceTeller:
         self._producer = producer
         self._topic = topic
         self._lock = threading.Lock()
-        self._told: set[str] = set()
+        self._told: dict[str, PriceRow] = {}
 
     def tell(self, rows: Iterable[PriceRow]) -> bool:
-        """What was not told by this process. Of two rows with one id the first counts. False: the log did not take all
-        of it, and they are told with the next call.
+        """What was not told by this process, or otherwise. Of two rows with one id the first counts. False: the log
+        did not take all of it, and they are told with the next call.
         """
         with self._lock:
             first: dict[str, PriceRow] = {}
             for row in rows:
                 first.setdefault(row.price_id, row)
-            untold = [row for price_id, row in first.items() if price_id not in self._told]
+            untold = [row for price_id, row in first.items() if self._told.get(price_id) != row]
             try:
                 for row in untold:
                     self._produce(row)
@@ -42,7 +42,7 @@ class PriceTeller:
             except LogError as error:
                 _log.warning("prices_not_told", error=str(error), repeats=True)
                 return False
-            is_told = not left and all(row.price_id in self._told for row in untold)
+            is_told = not left and all(self._told.get(row.price_id) == row for row in untold)
             if not is_told:
                 _log.warning("prices_not_told", error="not acknowledged in time", repeats=True)
             return is_told
@@ -50,6 +50,6 @@ class PriceTeller:
     def _produce(self, row: PriceRow) -> None:
         def delivered(_offset: int | None, error: LogError | None) -> None:
             if error is None:
-                self._told.add(row.price_id)
+                self._told[row.price_id] = row
 
         self._producer.produce(self._topic, told_of(row).encode(), key=row.price_id, on_delivery=delivered)

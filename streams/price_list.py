@@ -34,9 +34,12 @@ class PriceList:
         return self._book
 
     def take(self, *told: PriceTold) -> None:
-        new = {each.price_id: row_of(each) for each in told if each.price_id not in self._rows}
-        if new:
-            self._rows |= new
+        """In the order of the log. Of two records with one id the last counts, however they are read: the log keeps
+        that one alone, by and by.
+        """
+        rows = {each.price_id: row_of(each) for each in told}
+        if any(self._rows.get(price_id) != row for price_id, row in rows.items()):
+            self._rows |= rows
             self._book = PriceBook(self._rows.values())
 
 

@@ -1,6 +1,12 @@
 """The price list is told on its topic, each row once it stands there, and read as it was told."""
 
+from dataclasses import replace
+
+import pytest
+
 from billing_jobs.price_topic import PriceTeller
+from schemas.codec import decode
+from schemas.price import PriceTold
 from streams.log.memory import MemoryLog
 from streams.price_list import PriceList, PriceReader
 from streams.pricing import PriceRow, PriceScope
@@ -50,6 +56,24 @@ def test_a_row_is_told_once_by_a_process_and_of_two_with_one_id_the_first() -> N
     prices = PriceList()
     reader_of(kafka, prices).read_on()
     assert prices.book.at(OF_ACME, 0) == FIRST
+
+
+@pytest.mark.parametrize("are_read_together", [False, True])
+def test_of_two_that_were_told_with_one_id_every_reader_has_the_last_as_the_log_keeps_it(
+    are_read_together: bool,
+) -> None:
+    kafka, prices = log(), PriceList()
+    reader = reader_of(kafka, prices)
+    hasty, other = (PriceTeller(kafka.producer(name), TOPIC) for name in ("hasty", "other"))
+    earlier = replace(FIRST, output_pico=9)
+    for teller, row in ((hasty, FIRST), (other, earlier)):
+        assert teller.tell([row])
+        if not are_read_together:
+            reader.read_on()
+    reader.read_on()
+    assert prices.book.at(OF_ACME, 0) == earlier
+    assert hasty.tell([earlier, FIRST]), "which it has seen in the table by now"
+    assert [decode(PriceTold, record.value).output_pico for record in kafka.records(TOPIC)] == [3, 9, 9]
 
 
 def test_what_is_no_price_is_passed_over_and_told() -> None:
