@@ -15,6 +15,7 @@ from streams.directory import GpuHour, ModelName, PoolName, Price, TenantId
 
 COMPARED_DAYS = 30
 DAY_MS = 86_400_000
+_MEANWHILE = "version {} was made by another billing process meanwhile; plan again"
 
 
 class PriceOf(BaseModel):
@@ -148,10 +149,12 @@ class PriceDesk:
                 f"prices were changed meanwhile: they are at version {planned.version}, the plan is of {asked.version}"
             )
         version = planned.version + bool(planned.changes or of_gpus)
-        if of_gpus:
-            self._store.append_gpu_prices([each.after for each in of_gpus], version, asked.actor, asked.reason)
+        told = (version, asked.actor, asked.reason)
+        if of_gpus and not self._store.append_gpu_prices([each.after for each in of_gpus], *told):
+            raise PriceRefused(f"gpu_hours: {_MEANWHILE.format(version)}")
         if planned.changes:
-            self._store.append_prices(planned.rows, version, asked.actor, asked.reason)
+            if not self._store.append_prices(planned.rows, *told):
+                raise PriceRefused(f"prices: {_MEANWHILE.format(version)}")
             self._tell(self._store.prices())
         return {
             "version": version,

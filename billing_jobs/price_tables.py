@@ -1,6 +1,7 @@
 """The tables of prices and of what GPUs cost: what is appended to them, and what is read. Used with a client."""
 
 from collections.abc import Sequence
+from dataclasses import astuple
 from typing import Any
 
 from billing_jobs.gpu_costs import GpuPrice
@@ -21,9 +22,12 @@ _GPU_PRICE_COLUMNS = (
 
 
 def _read(client: Any, table: str, columns: Sequence[tuple[str, str]], order: str) -> list[Any]:
-    names = (f"toUnixTimestamp64Milli({name})" if type_ == TIME else name for name, type_ in columns)
-    query = f"SELECT {', '.join(names)} FROM {table} ORDER BY {order}, valid_from, recorded_at, version"  # noqa: S608
+    query = f"SELECT {_names(columns)} FROM {table} ORDER BY {order}, valid_from, recorded_at, version"  # noqa: S608
     return list(client.query(query).result_rows)
+
+
+def _names(columns: Sequence[tuple[str, str]]) -> str:
+    return ", ".join(f"toUnixTimestamp64Milli({name})" if type_ == TIME else name for name, type_ in columns)
 
 
 def read_prices(client: Any) -> list[PriceRow]:
@@ -54,26 +58,55 @@ def read_used(client: Any, models: Sequence[str], since_ms: int) -> dict[PriceSc
     return {PriceScope(*row[:5]): TokenCounts(*map(int, row[5:])) for row in found}
 
 
-def insert_prices(client: Any, rows: Sequence[PriceRow], version: int, actor: str, reason: str) -> None:
+def insert_prices(client: Any, rows: Sequence[PriceRow], version: int, actor: str, reason: str) -> bool:
+    """Whether they are what the change `version` made: another's with that number counts, where it came first. 0: of no
+    change, and always.
+    """
     columns: Columns = [("price_id", TEXT, [row.price_id for row in rows])]
-    _insert(client, "prices", columns, _PRICE_COLUMNS, rows, (version, actor, reason))
+    return _append(client, "prices", columns, _PRICE_COLUMNS, rows, (version, actor, reason))
 
 
-def insert_gpu_prices(client: Any, rows: Sequence[GpuPrice], version: int, actor: str, reason: str) -> None:
-    _insert(client, "gpu_prices", [], _GPU_PRICE_COLUMNS, rows, (version, actor, reason))
+def insert_gpu_prices(client: Any, rows: Sequence[GpuPrice], version: int, actor: str, reason: str) -> bool:
+    """As `insert_prices`."""
+    return _append(client, "gpu_prices", [], _GPU_PRICE_COLUMNS, rows, (version, actor, reason))
+
+
+def _append(
+    client: Any, table: str, columns: Columns, types: Sequence[tuple[str, str]], rows: Sequence[Any],
+    change: tuple[int, str, str],
+) -> bool:  # fmt: skip
+    version, *_ = change
+    if not version:
+        _insert(client, table, columns, types, rows, change, {})
+        return True
+    _insert(client, table, columns, types, rows, change, {"insert_deduplication_token": f"prices {version}"})
+    found = _of_change(client, table, types, version)
+    if not found:
+        # The engine notes a token before its rows become visible, and was killed in between.
+        _insert(client, table, columns, types, rows, change, {"insert_deduplicate": 0})
+        found = _of_change(client, table, types, version)
+    return found == {astuple(row) for row in rows}
+
+
+def _of_change(client: Any, table: str, types: Sequence[tuple[str, str]], version: int) -> set[tuple[Any, ...]]:
+    query = f"SELECT {_names(types)} FROM {table} WHERE version = {{version:UInt32}}"  # noqa: S608 - ours
+    return set(map(tuple, client.query(query, parameters={"version": version}).result_rows))
 
 
 def _insert(
     client: Any, table: str, columns: Columns, types: Sequence[tuple[str, str]], rows: Sequence[PriceRow | GpuPrice],
-    change: tuple[int, str, str],
+    change: tuple[int, str, str], settings: dict[str, Any],
 ) -> None:  # fmt: skip
     """`types` of fields that are called as in the rows, but for the time."""
     fields = {"valid_from": "valid_from_ms"}
-    columns += [(name, type_, [getattr(row, fields.get(name, name)) for row in rows]) for name, type_ in types]
+    columns = [
+        *columns,
+        *((name, type_, [getattr(row, fields.get(name, name)) for row in rows]) for name, type_ in types),
+    ]
     told = zip(("version", "actor", "reason"), ("UInt32", TEXT, TEXT), change, strict=True)
     columns += [(name, type_, [value] * len(rows)) for name, type_, value in told]
     names, column_types, values = zip(*columns, strict=True)
     client.insert(
         table, list(values), column_names=names, column_type_names=column_types, column_oriented=True,
-        settings=INSERT_SETTINGS,
+        settings={**INSERT_SETTINGS, **settings},
     )  # fmt: skip

@@ -378,15 +378,17 @@ class ClickHouseStore:
         """Closes hours that were written to; they may be rolled then."""
         self._close_hours(all_of_them=False)
 
-    def append_prices(self, rows: Sequence[PriceRow], version: int = 0, actor: str = "", reason: str = "") -> None:
-        """`version` is of the change; 0: a model's first price, which needs no actor and no reason."""
+    def append_prices(self, rows: Sequence[PriceRow], version: int = 0, actor: str = "", reason: str = "") -> bool:
+        """`version` is of the change; 0: a model's first price, which needs no actor and no reason. False: another
+        change has that version, and nothing was appended.
+        """
         with self._writing() as client:
-            insert_prices(client, rows, version, actor, reason)
+            return insert_prices(client, rows, version, actor, reason)
 
-    def append_gpu_prices(self, rows: Sequence[GpuPrice], version: int = 0, actor: str = "", reason: str = "") -> None:
+    def append_gpu_prices(self, rows: Sequence[GpuPrice], version: int = 0, actor: str = "", reason: str = "") -> bool:
         """As `append_prices`, of pools."""
         with self._writing() as client:
-            insert_gpu_prices(client, rows, version, actor, reason)
+            return insert_gpu_prices(client, rows, version, actor, reason)
 
     def _open_hours(self, client: Any, hours_ms: Iterable[int]) -> None:
         """Before anything is written to `usage_events`."""

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from billing_jobs.cut import Batch, cut_of, parse_batch
 from billing_jobs.price_changes import Comparison, PriceRefused, compare, plan
+from billing_jobs.price_desk import PriceDesk, PricesApplied
 from billing_jobs.pricing import PRICES_SETTLE_MS, PriceBook, PriceRow, PriceScope, TokenCounts, withdrawal
 from billing_jobs.server import create_app, price_desk
 from billing_jobs.store import ClickHouseStore, Database
@@ -228,6 +229,44 @@ async def test_of_two_changes_at_once_the_later_one_is_refused(database: Databas
         assert refused.status_code == 400
         assert "version 1" in refused.json()["error"]["message"]
         assert len(store.prices()) == 2
+
+
+@pytest.mark.parametrize("what", ["prices", "gpu_hours"])
+def test_of_two_processes_that_apply_plans_of_one_version_one_is_refused(
+    database: Database, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    def applied(cost: str, desk: PriceDesk) -> dict[str, Any]:
+        gpu_hours = [{"pool": "default", "gpu_hour": {"cost": cost}}]
+        body = asked(cost) if what == "prices" else {"gpu_hours": gpu_hours}
+        return desk.apply(PricesApplied.model_validate({**body, "version": 0, "actor": "kim", "reason": "chips"}))
+
+    stores = [ClickHouseStore(database.connection()) for _ in range(2)]
+    with closing(stores[0]), closing(stores[1]):
+        stores[0].append_prices([OLD])
+        hasty, slow = (PriceDesk(store, now_ms, lambda _rows: None) for store in stores)
+        method = "append_prices" if what == "prices" else "append_gpu_prices"
+        append = getattr(stores[1], method)
+
+        def meanwhile(*arguments: Any) -> bool:
+            assert applied("0.80", hasty)["version"] == 1
+            return bool(append(*arguments))
+
+        monkeypatch.setattr(stores[1], method, meanwhile)
+        with pytest.raises(PriceRefused, match=f"{what}: version 1 was made by another"):
+            applied("0.90", slow)
+        found = [row.output_pico for row in stores[0].prices()[1:]]
+        assert (found, len(stores[0].gpu_prices())) == (([800_000], 0) if what == "prices" else ([], 1))
+
+
+def test_a_change_whose_rows_were_dropped_with_its_token_kept_is_appended_again(database: Database) -> None:
+    """The engine's own crash window: it notes the token first."""
+    with closing(ClickHouseStore(database.connection())) as store:
+        assert store.append_prices([OLD], 1, "kim", "chips")
+        with database.connection().client() as client:
+            client.command("ALTER TABLE prices DELETE WHERE 1", settings={"mutations_sync": 1})
+        assert store.append_prices([OLD], 1, "kim", "chips")
+        assert store.append_prices([OLD], 1, "kim", "chips"), "asked again"
+        assert store.prices() == [OLD]
 
 
 @pytest.mark.parametrize(
