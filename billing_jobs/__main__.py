@@ -79,19 +79,22 @@ def append_first_prices(store: ClickHouseStore, settings: Settings, metrics: Bil
         _log.warning("prices_not_applied", models=otherwise, apply_with="sluice prices plan, then apply")
 
 
-def make_sink(settings: Settings, store: ClickHouseStore, metrics: BillingMetrics, teller: PriceTeller) -> Sink:
-    def load_prices() -> list[PriceRow]:
-        prices = store.prices()
-        teller.tell(prices)
-        return prices
+def load_prices(store: ClickHouseStore, teller: PriceTeller) -> list[PriceRow]:
+    """Of the tables as this program knows them, and told. Raises StoreError, SchemaTooNew."""
+    store.check_schema()
+    prices = store.prices()
+    teller.tell(prices)
+    return prices
 
+
+def make_sink(settings: Settings, store: ClickHouseStore, metrics: BillingMetrics, teller: PriceTeller) -> Sink:
     return Sink(
         consumer=KafkaConsumer(
             settings.kafka, f"{settings.region}.{GROUP}", "billing", fetch_min_bytes=UNHURRIED_FETCH_BYTES
         ),
         producer=KafkaProducer(settings.kafka, "billing"),
         store=store,
-        load_prices=load_prices,
+        load_prices=partial(load_prices, store, teller),
         reprice=store.reprice,
         log_id=lambda: log_id(settings.kafka, settings.topics.usage.name),
         usage_topic=settings.topics.usage.name,

@@ -349,6 +349,13 @@ class ClickHouseStore:
         with self._writing() as client:
             _insert(client, TableRows("billing_decisions", "topic", names, types, list(values)), {})
 
+    def check_schema(self) -> None:
+        """Raises SchemaTooNew once a newer program has changed the tables: it may know prices that are for some alone
+        as this one does not.
+        """
+        with self._connection.client() as client:
+            _schema_version(client)
+
     def prices(self) -> list[PriceRow]:
         """Of two of a scope that start together, the one that counts comes first."""
         with self._connection.client() as client:

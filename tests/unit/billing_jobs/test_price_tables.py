@@ -8,14 +8,17 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from billing_jobs.__main__ import load_prices
 from billing_jobs.cut import Batch, cut_of, parse_batch
 from billing_jobs.gpu_costs import GpuPrice
-from billing_jobs.pricing import PriceBook, PriceRow, PriceScope, charge, cost_of, withdrawal
-from billing_jobs.store import ClickHouseStore, Database
+from billing_jobs.price_topic import PriceTeller
+from billing_jobs.pricing import PriceBook, PriceRow, PriceScope, charge, cost_of, price_row, withdrawal
+from billing_jobs.store import SCHEMA_VERSION, ClickHouseStore, Database, SchemaTooNew
 from schemas.base import Scope
 from schemas.usage import ComputeRecord, UsageEvent
+from streams.log.memory import MemoryLog
 from tests.unit.billing_jobs.events import NOON_MS, compute_record, usage_event
-from tests.unit.billing_jobs.test_store import log_record, query
+from tests.unit.billing_jobs.test_store import MODEL, execute, log_record, query
 
 HOUR_MS = 3_600_000
 STEP_MS = 1_000
@@ -107,6 +110,20 @@ def test_an_interval_ends_where_its_own_scope_goes_on_or_is_withdrawn(
         "SELECT price_id, toUnixTimestamp64Milli(valid_until), specificity FROM price_intervals ORDER BY valid_from",
     )
     assert intervals == [("tiny@0", 7, 0), ("tiny@5/tenant_id=acme", 9, 8), ("tiny@7", None, 0)]
+
+
+def test_who_reads_prices_ends_once_a_newer_program_has_changed_the_tables(
+    database: Database, store: ClickHouseStore
+) -> None:
+    """It may know prices that are for some alone, by what this one does not read."""
+    log = MemoryLog(lambda: 0)
+    log.create_topic("prices", 1)
+    teller = PriceTeller(log.producer("billing"), "prices")
+    store.append_prices([price_row(MODEL, 0)])
+    assert load_prices(store, teller) == [price_row(MODEL, 0)]
+    execute(database, f"INSERT INTO schema_version (version) VALUES ({SCHEMA_VERSION + 1})")
+    with pytest.raises(SchemaTooNew, match=f"version {SCHEMA_VERSION + 1}"):
+        load_prices(store, teller)
 
 
 # -- what GPUs cost ----------------------------------------------------------------------------------------------------
