@@ -20,6 +20,7 @@ class SpentTotal(Record):
     currency: str = Field(pattern=r"^[A-Z]{3}$")
     partition: int = Field(ge=0, description="Of `usage`.")
     offset: int = Field(ge=0, description="What stands there or behind it is not counted.")
+    log_id: str = Field(default="", description="Which log `usage` was: offsets of another one say nothing of this.")
     nano: dict[str, Annotated[int, Field(ge=0)]] = Field(
         description="Nano-currency by account: `tenant`, `project:<id>`, `key:<id>`."
     )

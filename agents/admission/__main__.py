@@ -36,7 +36,7 @@ from streams.entry_point import EXIT_FAILED, exit_code
 from streams.garbage import collect_seldom
 from streams.health import HealthServer
 from streams.keyring import Keyring, Purpose
-from streams.log.kafka import QUIET_FETCH_WAIT_MS, KafkaConsumer
+from streams.log.kafka import QUIET_FETCH_WAIT_MS, KafkaConsumer, log_id
 from streams.log.port import LogConsumer, TopicPartition
 from streams.price_list import PriceList
 from streams.redis_client import connect_quota
@@ -143,7 +143,10 @@ def _recovery(
     def settlements() -> LogConsumer:
         return KafkaConsumer(settings.kafka, f"{settings.region}.settlement", "admission-looks-at-settlement")
 
-    spent = SpentReading(settings.topics, prices, new_reader, settlements, WINDOW_MS, now_ms)
+    spent = SpentReading(
+        settings.topics, prices, new_reader, settlements, WINDOW_MS, now_ms,
+        lambda: log_id(settings.kafka, settings.topics.usage.name),
+    )  # fmt: skip
 
     def read_spent(patience_s: float) -> list[SpentTotal]:
         if not prices.are_read:

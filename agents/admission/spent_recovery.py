@@ -1,8 +1,9 @@
 """Rebuilds what tenants have spent of a month, for a quota store that has lost its memory, before it decides again.
 
 `spent` holds the sums of each partition of `usage`, up to an offset that is never below settlement's commit there
-(`agents.settlement.spending`). What `usage` tells from the commit on is added here, each choice once, as far as it is
-there; settlement, which reads on from its commit, counts none of it again.
+(`agents.settlement.spending`). Of a total that was told of another log (`usage` was lost, and begun anew) the sum is
+what stands before the first record of this one. What `usage` tells from the commit on is added here, each choice once,
+as far as it is there; settlement, which reads on from its commit, counts none of it again.
 """
 
 import time
@@ -31,14 +32,24 @@ _Of = tuple[str, str, str, int]
 class SpentRebuild:
     """Folds `spent`, then `usage` from settlement's commits on."""
 
-    def __init__(self) -> None:
+    def __init__(self, log_id: str = "") -> None:
+        self._log_id = log_id
         self._totals: dict[_Of, SpentTotal] = {}
         self._seen: set[str] = set()
 
     def total(self, total: SpentTotal) -> None:
-        """Of two of one key the one that counts further: a member that was overtaken may write late."""
+        """Of two of one key the one that counts further, as a member that was overtaken may write late; and what was
+        told of this log rather than of another.
+        """
         of = (total.scope.tenant_id, total.month, total.currency, total.partition)
-        if of not in self._totals or self._totals[of].offset <= total.offset:
+        known = self._totals.get(of)
+        if known is None:
+            is_further = True
+        elif known.log_id == total.log_id:
+            is_further = known.offset <= total.offset
+        else:
+            is_further = known.log_id != self._log_id
+        if is_further:
             self._totals[of] = total
 
     def usage(self, event: UsageEvent, spent: Spent) -> None:
@@ -46,9 +57,9 @@ class SpentRebuild:
         of = (event.scope.tenant_id, spent.month.name, spent.currency, spent.partition)
         known = self._totals.get(of) or SpentTotal(
             scope=Scope(tenant_id=of[0], project_id="", region=event.scope.region), month=of[1], currency=of[2],
-            partition=of[3], offset=0, nano={},
+            partition=of[3], offset=0, log_id=self._log_id, nano={},
         )  # fmt: skip
-        if spent.offset < known.offset or event.usage_id in self._seen:
+        if spent.offset < self._counted(known) or event.usage_id in self._seen:
             return
         self._seen.add(event.usage_id)
         nano = dict(known.nano)
@@ -59,23 +70,30 @@ class SpentRebuild:
     def totals(self, ends: Mapping[int, int]) -> Iterator[SpentTotal]:
         """All of it, as of `ends`, up to where each partition of `usage` was read."""
         for total in self._totals.values():
-            yield total.model_copy(update={"offset": max(total.offset, ends.get(total.partition, 0))})
+            offset = max(self._counted(total), ends.get(total.partition, 0))
+            yield total.model_copy(update={"offset": offset, "log_id": self._log_id})
+
+    def _counted(self, total: SpentTotal) -> int:
+        """Up to which offset of this log."""
+        return total.offset if total.log_id == self._log_id else 0
 
 
 class SpentReading:
-    """Reads both topics. `consumer_of_settlement` knows what that group has committed."""
+    """Reads both topics. `consumer_of_settlement` knows what that group committed, `log_id` which log `usage` is."""
 
     def __init__(
         self, topics: Topics, prices: PriceList, new_consumer: Callable[[], LogConsumer],
         consumer_of_settlement: Callable[[], LogConsumer], remembered_ms: int, clock_ms: Callable[[], int],
+        log_id: Callable[[], str] = str,
     ) -> None:  # fmt: skip
+        self._log_id = log_id
         self._topics, self._prices = topics, prices
         self._new_consumer, self._consumer_of_settlement = new_consumer, consumer_of_settlement
         self._remembered_ms, self._clock_ms = remembered_ms, clock_ms
 
     def read(self, patience_s: float) -> list[SpentTotal]:
         """Raises LogError."""
-        rebuild = SpentRebuild()
+        rebuild = SpentRebuild(self._log_id())
         with closing(self._new_consumer()) as consumer:
             spent = kept_offsets(consumer, consumer.partitions(self._topics.spent.name))
             for record in self._records(consumer, spent, patience_s):
@@ -97,18 +115,21 @@ class SpentReading:
         return read_offsets(consumer, offsets, time.monotonic() + patience_s, patience_s=patience_s)
 
     def _unsettled(self, consumer: LogConsumer) -> dict[TopicPartition, range]:
-        """What settlement has not committed; where it never has, what it would begin with."""
+        """What settlement has not committed; where it never has, what it would begin with; and all of a log that ends
+        before the commit, which was another one's.
+        """
         kept = kept_offsets(
             consumer, consumer.partitions(self._topics.usage.name), self._clock_ms() - self._remembered_ms
         )
         with closing(self._consumer_of_settlement()) as settlement:
             committed = settlement.committed(kept)
-        return {
-            place: range(min(max(offset, 0), span.stop), span.stop)
-            if (offset := committed[place].offset) is not None
-            else span
-            for place, span in kept.items()
-        }
+        unsettled = {}
+        for place, span in kept.items():
+            offset = committed[place].offset
+            if offset is not None:
+                offset = max(offset, 0) if offset <= span.stop else consumer.watermarks(place)[0]
+            unsettled[place] = span if offset is None else range(offset, span.stop)
+        return unsettled
 
     @staticmethod
     def _decoded(record: LogRecord) -> SpentTotal | None:

@@ -57,7 +57,7 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What a choice was charged. `partition`, `offset`: where `usage` says so."""
+    """What a choice was charged. `partition`, `offset`: where `usage` says so, which is the log `log_id`."""
 
     month: Month
     currency: str
@@ -66,6 +66,7 @@ class Spent:
     key: str
     partition: int
     offset: int
+    log_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +99,7 @@ def encode_spent(spent: Spent | None) -> str:
     money = {
         "month": spent.month.name, "currency": spent.currency, "nano": str(spent.nano), "project": spent.project,
         "key": spent.key, "partition": str(spent.partition), "offset": str(spent.offset),
+        "log": spent.log_id,
     }  # fmt: skip
     return orjson.dumps({"money": money}).decode()
 
@@ -195,3 +197,5 @@ class Told:
 
     nano: Mapping[str, int]
     alerts: frozenset[str]
+    counted: int = 0
+    """Nothing at this offset of the log or behind it is in `nano`."""

@@ -5,14 +5,16 @@ from schemas.usage import UsageEvent
 from streams.pricing import PriceBook, charge
 
 
-def spent_of(event: UsageEvent, book: PriceBook, partition: int, offset: int) -> Spent | None:
-    """`partition`, `offset`: where `usage` tells it. None: nothing is charged, or no price is known (`is_unpriced`)."""
+def spent_of(event: UsageEvent, book: PriceBook, partition: int, offset: int, log_id: str = "") -> Spent | None:
+    """`partition`, `offset`, `log_id`: where `usage` tells it. None: nothing is charged, or no price is known
+    (`is_unpriced`).
+    """
     charged = charge(event, book)
     if charged.state != "priced" or not charged.cost_pico:
         return None
     return Spent(
         Month.of(event.accepted_at_ms), charged.currency, nano_of_line(charged.cost_pico), event.scope.project_id,
-        event.scope.key_id, partition, offset,
+        event.scope.key_id, partition, offset, log_id,
     )  # fmt: skip
 
 

@@ -79,15 +79,24 @@ local function budget_missing()
   return missing, may_be_free
 end
 
+-- Offsets are those of one log: one that was begun anew has its own.
+local function counted_up_to(sums, partition, log, offset)
+  local field = 'counted:' .. partition .. ':' .. log
+  if offset > (tonumber(redis.call('HGET', sums, field)) or 0) then
+    redis.call('HSET', sums, field, string.format('%.0f', offset))
+  end
+end
+
 -- What a choice was charged, once: also counted by the partition of `usage` that tells it, whose sums are what a store that
 -- has lost its memory is given back (`restore_spent`). What those have counted already is not counted again.
 local function spend_money()
   local money = beside.money
   if not money or tonumber(money.nano) == 0 then return end
   local sums = sums_of(money)
-  local restored = tonumber(redis.call('HGET', sums, 'restored:' .. money.partition)) or 0
+  local restored = tonumber(redis.call('HGET', sums, 'restored:' .. money.partition .. ':' .. money.log)) or 0
   if tonumber(money.offset) < restored then return end
   add_money('spent:', money, money.nano)
+  counted_up_to(sums, money.partition, money.log, tonumber(money.offset) + 1)
   local told = sums .. ':' .. money.partition
   for _, account in ipairs(accounts_of(money)) do
     redis.call('HINCRBY', told, account, money.nano)

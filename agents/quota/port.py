@@ -189,8 +189,10 @@ class QuotaStore(Protocol):
     async def sums(self, tenant_id: str, month: str, currency: str) -> Sums:
         """How the tenant's money stands."""
 
-    async def told_by(self, tenant_id: str, month: str, currency: str, partition: int) -> Told:
-        """What that partition of `usage` has told, and which alerts stand on the log, as of one moment."""
+    async def told_by(self, tenant_id: str, month: str, currency: str, partition: int, log_id: str) -> Told:
+        """What that partition of `usage` has told, and which alerts stand on the log, as of one moment. `log_id`: of
+        which log the offset is asked for.
+        """
 
     async def note_told(self, tenant_id: str, month: str, currency: str, alert: str) -> None:
         """That an alert stands on the log."""

@@ -315,7 +315,7 @@ if operation == 'note_told' then
   return {'noted'}
 end
 
--- What one partition of `usage` had told of a month up to an offset, of a tenant. What is there is less only where the end
+-- What one partition of `usage` had told of a month up to an offset of a log, of a tenant. What is there is less only where the end
 -- of it was lost: every sum of a partition grows together with all others of it.
 if operation == 'restore_spent' then
   local sums = beside_key('money:' .. ARGV[12] .. ':' .. ARGV[13])
@@ -329,7 +329,8 @@ if operation == 'restore_spent' then
     redis.call('HINCRBY', sums, 'spent:' .. account, counted)
     redis.call('HSET', told, account, counted)
   end
-  redis.call('HSET', sums, 'restored:' .. partition, offset)
+  redis.call('HSET', sums, 'restored:' .. partition .. ':' .. ARGV[18], offset)
+  counted_up_to(sums, partition, ARGV[18], tonumber(offset))
   redis.call('PEXPIRE', sums, MONEY_KEPT_MS)
   redis.call('PEXPIRE', told, MONEY_KEPT_MS)
   return {'restored'}

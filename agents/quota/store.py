@@ -339,11 +339,12 @@ class RedisQuota:
                 sums.told.add(account)
         return sums
 
-    async def told_by(self, tenant_id: str, month: str, currency: str, partition: int) -> Told:
+    async def told_by(self, tenant_id: str, month: str, currency: str, partition: int, log_id: str) -> Told:
         name = _month(month, currency)
         told, sums = await self._money(tenant_id, f"{name}:{partition}", name)
         alerts = (field.removeprefix("told:") for field in sums if field.startswith("told:"))
-        return Told({account: int(nano) for account, nano in told.items()}, frozenset(alerts))
+        counted = int(sums.get(f"counted:{partition}:{log_id}", 0))
+        return Told({account: int(nano) for account, nano in told.items()}, frozenset(alerts), counted)
 
     async def note_told(self, tenant_id: str, month: str, currency: str, alert: str) -> None:
         await self._call("note_told", tenant_id, Limits(), "", _month(month, currency), alert)
@@ -366,7 +367,7 @@ class RedisQuota:
         """Puts back what the log proves was spent and told. False when that much is there. Raises as `restore` does."""
         nano = orjson.dumps({account: str(spent) for account, spent in total.nano.items()}).decode()
         alerts = orjson.dumps(total.told).decode()
-        arguments = (total.month, total.currency, total.partition, total.offset, nano, alerts)
+        arguments = (total.month, total.currency, total.partition, total.offset, nano, alerts, total.log_id)
         return await self._put_back(epoch, "restore_spent", total.scope.tenant_id, Limits(), "", *arguments)
 
     async def restore(self, epoch: str, reservation: Restored, limits: Limits, beside: Beside = NOTHING) -> bool:

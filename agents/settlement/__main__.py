@@ -16,7 +16,7 @@ from streams.dead_letters import letter_of
 from streams.entry_point import EXIT_FAILED, exit_code
 from streams.garbage import collect_seldom
 from streams.health import HealthServer
-from streams.log.kafka import QUIET_FETCH_WAIT_MS, UNHURRIED_FETCH_BYTES, KafkaConsumer, KafkaProducer
+from streams.log.kafka import QUIET_FETCH_WAIT_MS, UNHURRIED_FETCH_BYTES, KafkaConsumer, KafkaProducer, log_id
 from streams.log.port import LogConsumer, LogError, LogRecord
 from streams.price_list import PriceList, PriceReader
 from streams.redis_client import connect_quota
@@ -53,7 +53,7 @@ def run(settings: Settings) -> int:
     )  # fmt: skip
     spending = Spending(
         topics=topics, producer=producer, quota=quota, directory=directory, region=settings.region, prices=prices,
-        reader=price_reader, clock_ms=now_ms,
+        reader=price_reader, clock_ms=now_ms, log_id=lambda: log_id(settings.kafka, topics.usage.name),
     )  # fmt: skip
     with asyncio.Runner() as loop:
         settlement = Settlement(

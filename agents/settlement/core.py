@@ -9,7 +9,7 @@ logged before the store's memory begins is passed over: `usage` keeps more than 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import structlog
 
@@ -110,7 +110,7 @@ class Settlement:
         spending: Spending,
         clock_ms: Callable[[], int],
         wait: Callable[[float], object],
-        run: Callable[..., object],
+        run: Callable[..., Any],
     ) -> None:
         self._topics = topics
         self._consumer = consumer
@@ -212,15 +212,16 @@ class Settlement:
         if not done:
             return
         try:
-            self._run(self._spending.tell(done))
+            behind = self._run(self._spending.tell(done))
         except QuotaUnavailable as error:
             # With the next step: what is settled stays so.
             _log.warning("commit_put_off", error=str(error))
             return
         if self._producer.flush(FLUSH_TIMEOUT_S):
             raise LogError("what was spent, or a dead letter, was not acknowledged in time", retriable=True)
-        self._consumer.commit(done)
-        self._done = {}
+        if behind:
+            self._consumer.commit(behind)
+        self._done = {place: offset for place, offset in done.items() if place not in behind}
         self._next_commit_ms = now_ms + COMMIT_INTERVAL_MS
 
     async def _settle_all(self, kept: Sequence[_Kept]) -> None:

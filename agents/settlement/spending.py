@@ -10,6 +10,7 @@ store that has lost its memory gets back all that stood below the commit, and re
 | 1 settled, and counted | settled again, which counts once for each response and choice; the sums are written then |
 | 2 sums on `spent` | the same; where they are read back by then, what is below their offset is not counted again |
 | 3 committed | nothing |
+| (the sums count more than is settled again) | neither told nor committed before that |
 | (the store lost its memory between 1 and 2) | nothing is told or committed before it is rebuilt: `EpochLost` |
 | (alert) on `alerts`, not noted in the store | written again, with the same id |
 | (cancel) on `control` | said again: the newest go first again, and of one that has ended nothing comes |
@@ -23,7 +24,7 @@ from typing import Protocol
 
 import structlog
 
-from agents.quota.beside import Held, Month, Spent, budgets_of
+from agents.quota.beside import Held, Month, Spent, Told, budgets_of
 from agents.quota.charges import is_unpriced, spent_of
 from agents.quota.port import OUTCOME_KEEP_MS, QuotaStore
 from agents.settlement import metrics
@@ -64,11 +65,14 @@ class Spending:
 
     def __init__(
         self, *, topics: Topics, producer: LogProducer, quota: QuotaStore, directory: TenantDirectory, region: str,
-        prices: PriceList, reader: Prices, clock_ms: Callable[[], int],
+        prices: PriceList, reader: Prices, clock_ms: Callable[[], int], log_id: Callable[[], str] = str,
     ) -> None:  # fmt: skip
+        """`log_id` says which log `usage` is; raises LogError."""
         self._topics, self._producer, self._quota = topics, producer, quota
         self._directory, self._region, self._clock_ms = directory, region, clock_ms
         self._prices, self._reader = prices, reader
+        self._look_up_log_id = log_id
+        self._log_id: str | None = None
         self._changed: dict[_Sums, None] = {}
         self._cancelled: dict[str, None] = {}
 
@@ -83,13 +87,19 @@ class Spending:
 
     def of(self, event: UsageEvent, record: LogRecord) -> Spent | None:
         """What `record` counts of budgets. Raises LogError."""
-        spent = spent_of(event, self._prices.book, record.partition, record.offset)
+        place = (record.partition, record.offset, self._log())
+        spent = spent_of(event, self._prices.book, *place)
         if spent is None and is_unpriced(event, self._prices.book):
             if self._reader.read_again():
-                spent = spent_of(event, self._prices.book, record.partition, record.offset)
+                spent = spent_of(event, self._prices.book, *place)
             if spent is None:
                 metrics.UNPRICED.inc()
         return spent
+
+    def _log(self) -> str:
+        if self._log_id is None:
+            self._log_id = self._look_up_log_id()
+        return self._log_id
 
     def note(self, event: UsageEvent, spent: Spent | None) -> None:
         """It was settled, now or by who was killed before it could say so."""
@@ -97,7 +107,8 @@ class Spending:
             self._changed[_Sums(event.scope.tenant_id, spent.month.name, spent.currency, spent.partition)] = None
 
     def drop(self, partitions: Collection[TopicPartition]) -> None:
-        """Others have them."""
+        """Others have them. What comes next may be of another log."""
+        self._log_id = None
         gone = {each.partition for each in partitions if each.topic == self._topics.usage.name}
         self._changed = {sums: None for sums in self._changed if sums.partition not in gone}
 
@@ -105,22 +116,33 @@ class Spending:
     def has_changed(self) -> bool:
         return bool(self._changed)
 
-    async def tell(self, done: Mapping[TopicPartition, int]) -> None:
-        """Produces the sums that have changed, as they are behind everything below `done`. They may be committed once
-        that is acknowledged. Raises QuotaUnavailable, LogError.
+    async def tell(self, done: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """Produces the sums that have changed, as they are behind everything below `done`. Returns what may be
+        committed once that is acknowledged. Raises QuotaUnavailable, LogError.
+
+        Sums that count something behind that, of a member that died or read back from the log, are told when all below
+        is settled again; until then their partition is not committed.
         """
+        behind = dict(done)
         for sums in sorted(self._changed):
-            offset = done.get(TopicPartition(self._topics.usage.name, sums.partition))
-            if offset is not None:
-                total = await self._total(sums, offset)
+            place = TopicPartition(self._topics.usage.name, sums.partition)
+            if place in done:
+                told = await self._quota.told_by(
+                    sums.tenant_id, sums.month, sums.currency, sums.partition, self._log()
+                )  # fmt: skip
+                if told.counted > done[place]:
+                    behind.pop(place, None)
+                    continue
+                total = self._total(sums, done[place], told)
                 self._producer.produce(self._topics.spent.name, total.encode(), key=total.key)
             del self._changed[sums]
+        return behind
 
-    async def _total(self, sums: _Sums, offset: int) -> SpentTotal:
-        told = await self._quota.told_by(sums.tenant_id, sums.month, sums.currency, sums.partition)
+    def _total(self, sums: _Sums, offset: int, told: Told) -> SpentTotal:
         return SpentTotal(
             scope=Scope(tenant_id=sums.tenant_id, project_id="", region=self._region), month=sums.month,
-            currency=sums.currency, partition=sums.partition, offset=offset, nano=told.nano, told=sorted(told.alerts),
+            currency=sums.currency, partition=sums.partition, offset=offset, log_id=self._log(),
+            nano=told.nano, told=sorted(told.alerts),
         )  # fmt: skip
 
     async def look(self) -> None:

@@ -58,7 +58,8 @@ EXAMPLES: list[Record] = [
     ),
     SpentTotal(
         scope=Scope(tenant_id="acme", project_id=""), month="2026-09", currency="USD", partition=3, offset=977,
-        nano={"tenant": 1_234_567, "project:web": 1_234_567, "key:key-1": 1_234_567}, told=["tenant/50/2000000"],
+        log_id="cluster-1/topic-1", nano={"tenant": 1_234_567, "project:web": 1_234_567, "key:key-1": 1_234_567},
+        told=["tenant/50/2000000"],
     ),
     Parked(
         owner="0f1e2d3c4b5a6978", opened_offset=41, ended_offset=977,

@@ -321,6 +321,8 @@ class ModelQuota:
         self.held: dict[str, Held] = {}
         """Of one tenant; put here by who tells a story of it."""
         self.counted: set[tuple[str, int]] = set()
+        self.counted_to: Counter[tuple[int, str]] = Counter()
+        """Up to which offset, by partition and log."""
         self.told: defaultdict[tuple[str, str, str, int], Counter[str]] = defaultdict(Counter)
         self.noted: defaultdict[tuple[str, str, str], set[str]] = defaultdict(set)
 
@@ -389,6 +391,8 @@ class ModelQuota:
         if spent is not None and (response_id, choice) not in self.counted:
             self.counted.add((response_id, choice))
             self.held.pop(response_id, None)
+            place = (spent.partition, spent.log_id)
+            self.counted_to[place] = max(self.counted_to[place], spent.offset + 1)
             of = (tenant_id, spent.month.name, spent.currency)
             for account in ("tenant", f"project:{spent.project}", f"key:{spent.key}"):
                 self.told[*of, spent.partition][account] += spent.nano
@@ -406,10 +410,10 @@ class ModelQuota:
                     sums.accounts[account] = replace(sums.of(account), held=sums.of(account).held + held.nano)
         return sums
 
-    async def told_by(self, tenant_id: str, month: str, currency: str, partition: int) -> Told:
+    async def told_by(self, tenant_id: str, month: str, currency: str, partition: int, log_id: str) -> Told:
         self._raise_if_away()
         nano = dict(self.told[tenant_id, month, currency, partition])
-        return Told(nano, frozenset(self.noted[tenant_id, month, currency]))
+        return Told(nano, frozenset(self.noted[tenant_id, month, currency]), self.counted_to[partition, log_id])
 
     async def note_told(self, tenant_id: str, month: str, currency: str, alert: str) -> None:
         self.noted[tenant_id, month, currency].add(alert)

@@ -41,8 +41,8 @@ def held(nano: int, most: int = 1_000, choices: int = 1) -> Beside:
     return Beside(hold=Hold(NOW, "USD", nano, choices, "p", "k", {"tenant": most}))
 
 
-def spent(nano: int, offset: int, partition: int = 0) -> Spent:
-    return Spent(MONTH, "USD", nano, "p", "k", partition, offset)
+def spent(nano: int, offset: int, partition: int = 0, log_id: str = "") -> Spent:
+    return Spent(MONTH, "USD", nano, "p", "k", partition, offset, log_id)
 
 
 async def reserve(
@@ -131,7 +131,7 @@ async def test_a_store_without_memory_begins_with_what_was_spent_and_with_what_r
     await reserve(quota, "ended", 400)
     await quota.settle("acme", LIMITS, "ended", 0, 1, spent(350, 6))
     await reserve(quota, "runs", 300)
-    total = total_of((await quota.told_by("acme", MONTH.name, "USD", 0)).nano, offset=7)
+    total = total_of((await quota.told_by("acme", MONTH.name, "USD", 0, "")).nano, offset=7)
     async for key in client.scan_iter(f"{quota.epoch_key.rpartition(':')[0]}:*"):
         await client.delete(key)
 
@@ -154,7 +154,7 @@ async def test_money_that_was_lost_is_not_taken_for_nothing(new: New, client: Re
     quota = await new()
     await quota.settle("acme", LIMITS, "r1", 0, 1, spent(350, 6))
     await quota.note_told("acme", MONTH.name, "USD", "tenant/50/1000")
-    told = await quota.told_by("acme", MONTH.name, "USD", 0)
+    told = await quota.told_by("acme", MONTH.name, "USD", 0, "")
     assert told.nano["tenant"] == 350
     assert told.alerts == {"tenant/50/1000"}
     async for key in client.scan_iter(f"{quota.epoch_key.rpartition(':')[0]}:*"):
@@ -162,7 +162,7 @@ async def test_money_that_was_lost_is_not_taken_for_nothing(new: New, client: Re
 
     async def all_are_refused() -> None:
         for asked in (
-            quota.told_by("acme", MONTH.name, "USD", 0), quota.sums("acme", MONTH.name, "USD"), quota.holds("acme"),
+            quota.told_by("acme", MONTH.name, "USD", 0, ""), quota.sums("acme", MONTH.name, "USD"), quota.holds("acme"),
             quota.note_told("acme", MONTH.name, "USD", "tenant/80/1000"),
         ):  # fmt: skip
             with pytest.raises(EpochLost):
@@ -172,7 +172,7 @@ async def test_money_that_was_lost_is_not_taken_for_nothing(new: New, client: Re
     total = total_of(told.nano, offset=7).model_copy(update={"told": sorted(told.alerts)})
     await quota.restore_spent(await quota.new_epoch(), total)
     await all_are_refused()
-    assert await (await new()).told_by("acme", MONTH.name, "USD", 0) == told
+    assert await (await new()).told_by("acme", MONTH.name, "USD", 0, "") == told
 
 
 @pytest.mark.parametrize(("counted", "stands"), [(200, 500), (500, 500), (600, 600)])
@@ -188,6 +188,21 @@ async def test_a_store_that_lost_its_last_second_takes_what_the_log_proves_beyon
     again = await new()
     assert await account(again) == Account(spent=stands + 50), "other partitions as they were"
     assert await account(again, "key:k") == Account(spent=stands + 50)
+
+
+async def test_offsets_are_those_of_one_log(new: New) -> None:
+    """Of a log that was begun anew all is counted, and how far it is says nothing of the one before."""
+    quota = await new()
+    await quota.restore_spent(
+        await quota.new_epoch(), total_of({"tenant": 500, "project:p": 500, "key:k": 500}, offset=9)
+    )
+    again = await new()
+    await again.settle("acme", LIMITS, "r1", 0, 1, spent(70, 8))
+    assert await account(again) == Account(spent=500)
+    await again.settle("acme", LIMITS, "r2", 0, 1, spent(70, 3, log_id="second"))
+    assert await account(again) == Account(spent=570)
+    counted = [(await again.told_by("acme", MONTH.name, "USD", 0, log)).counted for log in ("", "second", "third")]
+    assert counted == [9, 4, 0]
 
 
 async def test_who_may_wait_waits_for_what_runs_and_is_refused_where_the_month_is_over(new: New) -> None:

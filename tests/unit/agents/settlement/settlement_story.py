@@ -41,6 +41,7 @@ class Story:
 
     def __init__(self, tenant: Tenant | None = None, prices: Sequence[PriceRow] = ()) -> None:
         self.now_ms = NOW
+        self.log_id = "cluster/usage"
         self.tenant = Tenant(tenant_id="acme", limits=LIMITS) if tenant is None else tenant
         self.directory = Directory(self.tenant)
         self.prices = PriceList()
@@ -65,7 +66,7 @@ class Story:
         )  # fmt: skip
         spending = Spending(
             topics=self.topics, producer=producer, quota=self.quota, directory=self.directory, region="local",
-            prices=self.prices, reader=reader, clock_ms=lambda: self.now_ms,
+            prices=self.prices, reader=reader, clock_ms=lambda: self.now_ms, log_id=lambda: self.log_id,
         )  # fmt: skip
         settlement = Settlement(
             topics=self.topics, consumer=self.log.consumer("settlement", client_id), producer=producer,

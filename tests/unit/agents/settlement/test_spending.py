@@ -8,6 +8,7 @@ from agents.admission.spent_recovery import SpentReading, SpentRebuild
 from agents.quota.beside import Held, Month
 from agents.quota.charges import spent_of
 from agents.quota.port import EpochLost
+from agents.settlement import core
 from agents.settlement.core import REMEMBERED_MS
 from schemas.alert import Alert
 from schemas.base import Scope
@@ -59,6 +60,17 @@ def cancels(story: Story) -> list[str]:
     return [each.response_id for each in said]
 
 
+def read_back(story: Story, *, commits_of: Story | None = None) -> list[SpentTotal]:
+    """By a store that has lost its memory."""
+    settlement = (commits_of or story).log
+    story.prices.take(told_of(PRICE))
+    reading = SpentReading(
+        story.topics, story.prices, lambda: story.log.consumer(None, "reader"),
+        lambda: settlement.consumer("settlement", "looks"), REMEMBERED_MS, lambda: story.now_ms, lambda: story.log_id,
+    )  # fmt: skip
+    return reading.read(5.0)
+
+
 def of_key(response_id: str, key: str = "k") -> UsageEvent:
     return usage(response_id).model_copy(update={"scope": Scope(tenant_id="acme", key_id=key)})
 
@@ -108,6 +120,43 @@ def test_sums_that_were_lost_before_they_were_told_are_not_committed(story: Stor
     story.settle(1)
     assert story.committed == 2
     assert totals(story)[-1].nano["tenant"] == 2 * LINE_NANO
+
+
+def test_sums_are_not_told_below_what_they_count(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A member settled five and died before its commit. Its successor tells them when it has settled them again."""
+    monkeypatch.setattr(core, "MAX_RECORDS", 1)
+    for number in range(5):
+        story.used(usage(f"r{number}"))
+        counted = spent_of(usage(f"r{number}"), PriceBook([PRICE]), 0, number, story.log_id)
+        story.loop.run(story.quota.settle("acme", LIMITS, f"r{number}", 0, 50, counted))
+    for _ in range(4):
+        story.settle(1)
+        story.now_ms += 1_000
+    assert (story.committed, totals(story)) == (None, [])
+    assert [total.nano["tenant"] for total in read_back(story)] == [5 * LINE_NANO], "each once, were the store lost now"
+    story.settle(1)
+    assert story.committed == 5
+    assert [(total.offset, total.nano["tenant"]) for total in totals(story)] == [(5, 5 * LINE_NANO)]
+
+
+def test_a_new_log_of_usage_takes_nothing_away_from_what_was_spent(story: Story) -> None:
+    """The commits, and the offsets of the sums, are those of the log before: beyond the end of this one."""
+    for number in range(3):
+        story.used(usage(f"r{number}"))
+    story.settle()
+    assert story.committed == 3
+    after = Story(TENANT, [PRICE])
+    after.log_id = "cluster/second"
+    for total in totals(story):
+        after.log.append(after.topics.spent.name, total.encode(), key=total.key)
+    after.used(usage("r3"))
+    [total] = read_back(after, commits_of=story)
+    assert (total.offset, total.log_id, total.nano["tenant"]) == (1, "cluster/second", 4 * LINE_NANO)
+    after.quota.told, after.quota.counted_to = story.quota.told, story.quota.counted_to
+    after.settle()
+    assert after.committed == 1, "it waits for no offset of the log before"
+    assert (totals(after)[-1].log_id, totals(after)[-1].nano["tenant"]) == ("cluster/second", 4 * LINE_NANO)
+    after.loop.close()
 
 
 def test_what_is_not_charged_counts_of_no_budget_and_what_has_no_price_neither(story: Story) -> None:
@@ -204,23 +253,14 @@ def test_what_settlement_has_not_committed_is_read_again_where_the_store_was_los
     for response_id in ("r3", "r3", "r4"):
         story.used(of_key(response_id))
     story.used(b"{")
-    reading = SpentReading(
-        story.topics, story.prices, lambda: story.log.consumer(None, "reader"),
-        lambda: story.log.consumer("settlement", "looks"), REMEMBERED_MS, lambda: story.now_ms,
-    )  # fmt: skip
-    found = {(total.partition, total.offset): total.nano["key:k"] for total in reading.read(5.0)}
+    found = {(total.partition, total.offset): total.nano["key:k"] for total in read_back(story)}
     assert found == {(0, 5): 3 * LINE_NANO, (1, 1): LINE_NANO}
 
 
 def test_a_group_that_has_committed_nothing_yet_has_all_of_usage_read(story: Story) -> None:
     story.settlement.close()
     story.used(of_key("r1"))
-    story.prices.take(told_of(PRICE))
-    reading = SpentReading(
-        story.topics, story.prices, lambda: story.log.consumer(None, "reader"),
-        lambda: story.log.consumer("settlement", "looks"), REMEMBERED_MS, lambda: story.now_ms,
-    )  # fmt: skip
-    [total] = reading.read(5.0)
+    [total] = read_back(story)
     assert (total.offset, total.nano["tenant"]) == (1, LINE_NANO)
 
 
