@@ -106,6 +106,7 @@ def test_what_comes_late_is_on_the_next_invoice_once_with_lines_of_its_own(world
 def test_what_comes_late_does_not_hide_behind_one_like_it_that_is_gone(world: ClosingWorld) -> None:
     world.stored([event_in(OCTOBER, 1), event_in(NOVEMBER, 2)])
     world.closed(OCTOBER)
+    world.summed()
     world.desk.drop_month(DropAsked(month="2025-10", actor="kim", reason="old"))
     world.stored([event_in(OCTOBER, 3)])
     [pending] = world.desk.check("acme", "2025-10")["to_be_added"]
