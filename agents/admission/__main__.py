@@ -22,13 +22,12 @@ from agents.admission.refusals import Buried
 from agents.admission.routing import QueueBound, WorkersView
 from agents.admission.services import Services
 from agents.admission.sources import SourceReader
-from agents.admission.spent_recovery import SpentReading
+from agents.admission.spent_recovery import SpentRead, SpentReading
 from agents.admission.watchdog import Excuses, Watchdog
 from agents.admission.workers_reader import WorkersReader
 from agents.quota.port import QuotaStore, QuotaUnavailable
 from agents.quota.store import RedisQuota
 from agents.safety.prompt_policies import PromptPolicies
-from schemas.spent import SpentTotal
 from streams.chat_tokenizer import tokenizer_of
 from streams.clocks import now_ms
 from streams.directory import ModelCatalog, TenantDirectory
@@ -148,10 +147,10 @@ def _recovery(
         lambda: log_id(settings.kafka, settings.topics.usage.name),
     )  # fmt: skip
 
-    def read_spent(patience_s: float) -> list[SpentTotal]:
+    def read_spent(patience_s: float, since_ms: int) -> SpentRead:
         if not prices.are_read:
             raise PricesUnread("prices are not read yet")
-        return spent.read(patience_s)
+        return spent.read(patience_s, since_ms)
 
     return Recovery(
         quota, directory, new_reader, settings.topics.generated.name, RECOVERY_PATIENCE_S, now_ms,

@@ -2,7 +2,8 @@
 
 What is rebuilt: the decision and the reservation of every response that was opened within `WINDOW_MS`, and the outcome
 of those that ended or were refused, as long as the store would still remember it; and what was spent of the month's
-budgets (`spent_recovery`). What the running minute has room for starts full: what was used before is not known.
+budgets (`spent_recovery`). What ended lately and is not on `usage` yet holds its money until it is charged. What the
+running minute has room for starts full: what was used before is not known.
 
 A day of responses does not fit into memory. What ends while the log is folded goes to the store at once, in batches,
 and is forgotten; what is left at the end is open.
@@ -16,7 +17,7 @@ goes on where the last one stopped, and a rebuild may take as long as it makes p
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Annotated, Literal, Self
@@ -26,6 +27,7 @@ from pydantic import Field, TypeAdapter, model_validator
 
 from agents.admission import metrics
 from agents.admission.publisher import MustEnd
+from agents.admission.spent_recovery import SpentRead
 from agents.quota.beside import NOTHING, Beside
 from agents.quota.limits import limits_of
 from agents.quota.port import OUTCOME_KEEP_MS, QuotaUnavailable, Refusal
@@ -35,7 +37,6 @@ from schemas.base import Record
 from schemas.codec import Undecodable, decode
 from schemas.endings import EndingCode
 from schemas.generated import Ending, Fence, FinishReason, Frame, Opened
-from schemas.spent import SpentTotal
 from streams.accepted_prefix import AcceptedPrefix
 from streams.directory import TenantDirectory
 from streams.log.port import LogConsumer, LogError, TopicPartition
@@ -47,6 +48,8 @@ WINDOW_MS = LONGEST_RESPONSE_MS + OUTCOME_KEEP_MS
 """Whatever was opened earlier has ended, and the store would have forgotten it."""
 CLOCK_SKEW_MS = 300_000
 """Between the clocks of admission and of the broker."""
+UNBILLED_MS = 600_000
+"""So far post-safety may be behind: what ended earlier is taken for charged."""
 BATCH = 1_000
 """Reservations that go to the store together."""
 RECORDS_BETWEEN = 20_000
@@ -103,6 +106,8 @@ class Rebuild:
         self._now_ms = now_ms
         self._opened: dict[str, tuple[Opened, int]] = {}
         self._prefixes: dict[str, AcceptedPrefix] = {}
+        self.lately: dict[str, Restored] = {}
+        self.lately_since_ms = now_ms - UNBILLED_MS
 
     def add(
         self, record: Opened | Fence | Frame | Finishes | Ending, partition: int, offset: int, written_at_ms: int
@@ -123,11 +128,13 @@ class Rebuild:
                 return []
             case Ending():
                 if prefix := self._prefixes.get(record.response_id):
-                    return self._ended([record.response_id] if prefix.ending(record) == "terminal" else [])
+                    return self._ended(
+                        [record.response_id] if prefix.ending(record) == "terminal" else [], written_at_ms
+                    )
                 remembered = record.attempt_id is None and _known_until_ms(record, written_at_ms) > self._now_ms
                 return [_refused(record, written_at_ms)] if remembered else []
             case Frame() | Finishes():
-                return self._ended(self._finished(record))
+                return self._ended(self._finished(record), written_at_ms)
 
     def _finished(self, frame: Frame | Finishes) -> list[str]:
         finished: list[str] = []
@@ -145,13 +152,16 @@ class Rebuild:
         for opened, partition in self._opened.values():
             yield _restored(opened, partition, ended=False)
 
-    def _ended(self, response_ids: Iterable[str]) -> list[Restored]:
+    def _ended(self, response_ids: Iterable[str], written_at_ms: int) -> list[Restored]:
         restored = []
         for response_id in response_ids:
             opened, partition = self._opened.pop(response_id)
             del self._prefixes[response_id]
             if opened.deadline_ms + OUTCOME_KEEP_MS > self._now_ms:
-                restored.append(_restored(opened, partition, ended=True))
+                ended = _restored(opened, partition, ended=True)
+                restored.append(ended)
+                if written_at_ms >= self.lately_since_ms:
+                    self.lately[response_id] = ended
         return restored
 
 
@@ -211,6 +221,15 @@ class RebuildReading:
         self._left: dict[TopicPartition, range] | None = None
         self._ended: list[Restored] = []
 
+    @property
+    def lately(self) -> Mapping[str, Restored]:
+        """What ended so short a time ago that it may be charged still."""
+        return self._rebuild.lately
+
+    @property
+    def lately_since_ms(self) -> int:
+        return self._rebuild.lately_since_ms
+
     def batches(self, consumer: LogConsumer, patience_s: float) -> Iterator[list[Restored]]:
         """At most `BATCH` each, maybe none, the open last. A batch is done with when the next one is asked for.
 
@@ -257,8 +276,8 @@ class Recovery:
     on_end: Callable[[], None] = lambda: None
     beside_of: Callable[[Opened], Beside] = lambda _opened: NOTHING
     """What a response takes beside its tenant's limits. Raises QuotaUnavailable while that cannot be known."""
-    read_spent: Callable[[float], list[SpentTotal]] = lambda _patience_s: []
-    """What was spent of budgets, by the log. Blocks; raises LogError."""
+    read_spent: Callable[[float, int], SpentRead] = lambda _patience_s, _since_ms: SpentRead([], frozenset())
+    """What was spent of budgets, by the log, and what was charged since then. Blocks; raises LogError."""
     clock_s: Callable[[], float] = time.monotonic
     _lock: asyncio.Lock | None = None
     _progress_s: float = 0.0
@@ -302,38 +321,53 @@ class Recovery:
         return RebuildReading(self.generated_topic, since_ms, now_ms)
 
     async def _rebuild(self, epoch: str, reading: RebuildReading) -> None:
-        # What was spent first: whoever is put back below may hold what is left of a budget.
-        for total in await asyncio.to_thread(self.read_spent, self.patience_s):
-            await self.quota.restore_spent(epoch, total)
-        self._progress()
         restored = 0
         consumer = await asyncio.to_thread(self.new_consumer)
         try:
             batches = reading.batches(consumer, self.patience_s)
             # The log is read in another thread, a batch at a time, and never while one is being restored.
             while (batch := await asyncio.to_thread(next, batches, None)) is not None:
-                restored += await self._restore(epoch, batch)
+                restored += await self._restore(epoch, batch, reading.lately)
                 self._progress()
                 if await self.quota.read_epoch() is not None:
                     # Another process was faster.
                     return
         finally:
             await asyncio.to_thread(consumer.close)
+        await self._restore_spent(epoch, reading)
         holds = await self.quota.begin_epoch(epoch, self.clock_ms())
         metrics.REBUILDS.inc()
         _log.warning("quota_epoch_begun", restored=restored, first=holds == epoch)
 
-    def _beside(self, reservation: Restored) -> Beside:
-        """Of what has ended nothing is held."""
-        return NOTHING if reservation.opened is None or reservation.ended else self.beside_of(reservation.opened)
+    async def _restore_spent(self, epoch: str, reading: RebuildReading) -> None:
+        """Behind all that ended: what is not on `usage` by now holds its money, and what is has been counted."""
+        since_ms = reading.lately_since_ms - CLOCK_SKEW_MS
+        spent = await asyncio.to_thread(self.read_spent, self.patience_s, since_ms)
+        self._progress()
+        for total in spent.totals:
+            await self.quota.restore_spent(epoch, total)
+        charged = (each for each in reading.lately.values() if spent.is_charged(each))
+        while batch := list(islice(charged, BATCH)):
+            await self._restore(epoch, batch, {})
+            self._progress()
 
-    async def _restore(self, epoch: str, batch: Sequence[Restored]) -> int:
+    def _beside(self, reservation: Restored, lately: Mapping[str, Restored]) -> Beside:
+        """Of what has ended nothing is held but the money of what may be charged still."""
+        if reservation.opened is None or (reservation.ended and reservation.response_id not in lately):
+            return NOTHING
+        beside = self.beside_of(reservation.opened)
+        return Beside(hold=beside.hold) if reservation.ended else beside
+
+    async def _restore(self, epoch: str, batch: Sequence[Restored], lately: Mapping[str, Restored]) -> int:
         """All of a batch together: the store's calls share their round trips. An id's first outcome goes first."""
         first = {reservation.response_id: reservation for reservation in reversed(batch)}
         restored = await asyncio.gather(
             *(
                 self.quota.restore(
-                    epoch, reservation, limits_of(reservation.tenant_id, self.directory), self._beside(reservation)
+                    epoch,
+                    reservation,
+                    limits_of(reservation.tenant_id, self.directory),
+                    self._beside(reservation, lately),
                 )
                 for reservation in first.values()
             )

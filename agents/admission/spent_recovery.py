@@ -9,11 +9,13 @@ as far as it is there; settlement, which reads on from its commit, counts none o
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
+from dataclasses import dataclass
 
 import structlog
 
 from agents.quota.beside import Spent
 from agents.quota.charges import spent_of
+from agents.quota.store import Restored
 from schemas.base import Scope
 from schemas.codec import Undecodable, decode
 from schemas.spent import SpentTotal
@@ -78,6 +80,17 @@ class SpentRebuild:
         return total.offset if total.log_id == self._log_id else 0
 
 
+@dataclass(frozen=True, slots=True)
+class SpentRead:
+    totals: list[SpentTotal]
+    charged: frozenset[str]
+    """`usage_id` of what `usage` tells lately."""
+
+    def is_charged(self, response: Restored) -> bool:
+        choices = 0 if response.opened is None else response.opened.choices
+        return all(f"{response.response_id}/{choice}" in self.charged for choice in range(choices))
+
+
 class SpentReading:
     """Reads both topics. `consumer_of_settlement` knows what that group committed, `log_id` which log `usage` is."""
 
@@ -91,22 +104,31 @@ class SpentReading:
         self._new_consumer, self._consumer_of_settlement = new_consumer, consumer_of_settlement
         self._remembered_ms, self._clock_ms = remembered_ms, clock_ms
 
-    def read(self, patience_s: float) -> list[SpentTotal]:
-        """Raises LogError."""
+    def read(self, patience_s: float, since_ms: int) -> SpentRead:
+        """`since_ms`: from when on it is to be known what was charged. Raises LogError."""
         rebuild = SpentRebuild(self._log_id())
         with closing(self._new_consumer()) as consumer:
             spent = kept_offsets(consumer, consumer.partitions(self._topics.spent.name))
             for record in self._records(consumer, spent, patience_s):
                 if (total := self._decoded(record)) is not None:
                     rebuild.total(total)
-            usage = self._unsettled(consumer)
+            unsettled = self._unsettled(consumer)
+            usage = {
+                place: range(min(kept.start, max(consumer.offset_at(place, since_ms), 0)), kept.stop)
+                for place, kept in unsettled.items()
+            }
+            charged: set[str] = set()
             for record in self._records(consumer, usage, patience_s):
                 event = self._event(record)
-                if event is not None:
+                if event is None:
+                    continue
+                charged.add(event.usage_id)
+                if record.offset in unsettled[record.source]:
                     counted = spent_of(event, self._prices.book, record.partition, record.offset)
                     if counted is not None:
                         rebuild.usage(event, counted)
-        return list(rebuild.totals({place.partition: kept.stop for place, kept in usage.items()}))
+        totals = rebuild.totals({place.partition: kept.stop for place, kept in usage.items()})
+        return SpentRead(list(totals), frozenset(charged))
 
     @staticmethod
     def _records(

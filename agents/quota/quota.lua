@@ -260,8 +260,9 @@ if operation == 'settle' then
 end
 
 if operation == 'refund' then
-  -- What was routed may still come to be charged, however late: money stays held until that is told, or can be no more.
-  if not decision or ARGV[12] == '1' then release_money() end
+  -- What was routed may still come to be charged, however late, and so may the choices that are left of one of which some
+  -- are: money stays held until that is told, or can be no more.
+  if not decision and state ~= 'settled' or ARGV[12] == '1' then release_money() end
   if state ~= 'reserved' then
     is_over()
     return {'unchanged'}
@@ -276,12 +277,24 @@ end
 
 if operation == 'restore' then
   local new_state, count, deadline_ms, kind, wanted = ARGV[12], tonumber(ARGV[13]), tonumber(ARGV[14]), ARGV[15], ARGV[16]
+  -- What has ended comes with its money where it may be charged still. All else is counted as spent, and holds nothing more.
+  local function hold_or_release()
+    if beside.money then hold_money() else release_money() end
+  end
   if state == 'reserved' and new_state == 'settled' then
     -- The settlement was lost, and its usage may be read by nobody again. One that comes still debits.
-    return_held()
+    gain(held)
+    is_over()
+    save_buckets()
     redis.call('DEL', reservation)
     create('settled', deadline_ms)
+    hold_or_release()
     return {'restored'}
+  end
+  if state == 'settled' and new_state == 'settled' then
+    -- One that was charged, by a process that was faster, has its choices beside its state: it holds nothing again.
+    if not beside.money or redis.call('HLEN', reservation) == 1 then hold_or_release() end
+    return {'unchanged'}
   end
   if refused_as or decision or state == 'settled' then return {'unchanged'} end
   -- What is there, but neither decided nor ended, may be what was written before a crash; the log knows what came then.
@@ -294,6 +307,7 @@ if operation == 'restore' then
     create_reserved(kind, count, deadline_ms, 'decision', wanted)
   else
     create('settled', deadline_ms)
+    hold_or_release()
   end
   return {'restored'}
 end

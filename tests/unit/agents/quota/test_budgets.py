@@ -110,6 +110,15 @@ async def test_a_refund_keeps_the_money_of_what_was_routed_until_that_is_charged
     assert await quota.holds("acme") == {}
 
 
+async def test_a_refund_leaves_the_choices_that_may_be_charged_still_what_they_hold(new: New) -> None:
+    quota = await new()
+    limits, beside = Limits(), held(600, choices=2)
+    await quota.reserve("acme", limits, "r1", tokens=1, deadline_ms=NOW + 1_000, decision=ROUTE, beside=beside)
+    await quota.settle("acme", limits, "r1", 0, 1, spent(100, 0))
+    assert not await quota.refund("acme", limits, "r1")
+    assert await account(quota) == Account(spent=100, held=500)
+
+
 async def test_what_nobody_knows_any_more_is_counted_once_when_it_is_settled(new: New) -> None:
     quota = await new()
     assert await quota.settle("acme", LIMITS, "r1", 0, 5, spent(70, 0)) == "unknown"

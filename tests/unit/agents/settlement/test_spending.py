@@ -60,15 +60,18 @@ def cancels(story: Story) -> list[str]:
     return [each.response_id for each in said]
 
 
-def read_back(story: Story, *, commits_of: Story | None = None) -> list[SpentTotal]:
-    """By a store that has lost its memory."""
+def reading_of(story: Story, *, commits_of: Story | None = None) -> SpentReading:
     settlement = (commits_of or story).log
     story.prices.take(told_of(PRICE))
-    reading = SpentReading(
+    return SpentReading(
         story.topics, story.prices, lambda: story.log.consumer(None, "reader"),
         lambda: settlement.consumer("settlement", "looks"), REMEMBERED_MS, lambda: story.now_ms, lambda: story.log_id,
     )  # fmt: skip
-    return reading.read(5.0)
+
+
+def read_back(story: Story, *, commits_of: Story | None = None) -> list[SpentTotal]:
+    """By a store that has lost its memory."""
+    return reading_of(story, commits_of=commits_of).read(5.0, story.now_ms + 1).totals
 
 
 def of_key(response_id: str, key: str = "k") -> UsageEvent:
@@ -255,6 +258,17 @@ def test_what_settlement_has_not_committed_is_read_again_where_the_store_was_los
     story.used(b"{")
     found = {(total.partition, total.offset): total.nano["key:k"] for total in read_back(story)}
     assert found == {(0, 5): 3 * LINE_NANO, (1, 1): LINE_NANO}
+
+
+def test_what_was_charged_lately_is_known_and_counts_no_second_time(story: Story) -> None:
+    story.used(usage("long ago"))
+    story.now_ms += 60_000
+    story.used(usage("settled"))
+    story.settle()
+    story.used(usage("r1"))
+    read = reading_of(story).read(5.0, story.now_ms)
+    assert read.charged == {"settled/0", "r1/0"}
+    assert [total.nano["tenant"] for total in read.totals] == [3 * LINE_NANO]
 
 
 def test_a_group_that_has_committed_nothing_yet_has_all_of_usage_read(story: Story) -> None:
