@@ -176,16 +176,14 @@ def _over_server(open_reader: Callable[[], Reader], settings: Settings) -> Itera
 
 @contextmanager
 def _embedded(
-    settings: Settings, database: Database, writes: Callable[[], int], metrics: BillingMetrics
-) -> Iterator[tuple[Sql, ServerConfig]]:
-    """The operator's questions and ClickHouse's interface, over the engine within. `writes` says how often its tables
-    were written.
-    """
+    settings: Settings, database: Database, metrics: BillingMetrics
+) -> Iterator[tuple[Sql, ServerConfig]]:  # fmt: skip
+    """The operator's questions and ClickHouse's interface, over the engine within."""
     from billing_jobs.clickhouse.wiring import interface, operators_sql  # it needs what comes with the engine
 
     billing = settings.billing
     directory, operators = TomlTenantDirectory(settings.tenants_file), settings.keyring(Purpose.BILLING)
-    with interface(settings, database, writes, directory, operators, metrics) as (app, readers):
+    with interface(settings, database, directory, operators, metrics) as (app, readers):
         config = ServerConfig(app, billing.analysts_host, billing.analysts_port, metrics)
         yield operators_sql(readers, billing.max_query_rows), config
 
@@ -214,8 +212,7 @@ def _run(settings: Settings) -> int:
         if settings.billing.clickhouse_url:
             sql = stack.enter_context(_over_server(lambda: reader(read_settings), settings))
         else:
-            within = _embedded(settings, database, lambda: store.writes + invoices.writes + roller.writes, metrics)
-            sql, analysts = stack.enter_context(within)
+            sql, analysts = stack.enter_context(_embedded(settings, database, metrics))
             configs.append(analysts)
         desk = stack.enter_context(
             closing(

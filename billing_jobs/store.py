@@ -9,6 +9,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+from threading import Lock
 from types import MappingProxyType
 from typing import Any, Protocol, Self
 from urllib.parse import urlsplit
@@ -164,6 +165,9 @@ class Database:
         self._prepare = prepare
         self._start_engine = start_engine
         self._engine: Any = None
+        self._counting = Lock()
+        self.writes = 0
+        """Of all its connections; it may be read from any thread, to see whether tables may have changed."""
 
     @classmethod
     def from_settings(cls, settings: Settings) -> Self:
@@ -229,7 +233,11 @@ class Database:
 
     def connection(self, settings: dict[str, Any] | None = None) -> "Connection":
         """`settings` are applied in order, so `readonly` goes last."""
-        return Connection(lambda: self._open_client(settings or {}, _SERVER_TIMEOUT_S))
+        return Connection(lambda: self._open_client(settings or {}, _SERVER_TIMEOUT_S), self._count_write)
+
+    def _count_write(self) -> None:
+        with self._counting:
+            self.writes += 1
 
     def close(self) -> None:
         engine, self._engine = self._engine, None
@@ -240,8 +248,10 @@ class Database:
 class Connection:
     """Opened on first use, replaced after an error."""
 
-    def __init__(self, open_client: Callable[[], Any]) -> None:
+    def __init__(self, open_client: Callable[[], Any], wrote: Callable[[], None] = lambda: None) -> None:
+        """`wrote` is called when a write has ended, well or not."""
         self._open_client = open_client
+        self._wrote = wrote
         self._client: Any = None
 
     @contextmanager
@@ -254,6 +264,15 @@ class Connection:
         except (ClickHouseError, OSError) as error:
             self.close()
             raise StoreError(str(error), getattr(error, "code", None)) from error
+
+    @contextmanager
+    def writing(self) -> Iterator[Any]:
+        """As `client`, of who may change the tables."""
+        try:
+            with self.client() as client:
+                yield client
+        finally:
+            self._wrote()
 
     def close(self) -> None:
         client, self._client = self._client, None
@@ -305,11 +324,9 @@ class ClickHouseStore:
         self._clock_ms = clock_ms
         self._hours = OpenHours()
         self._writer = str(uuid4())
-        self.writes = 0
-        """That ended, well or not; it may be read from any thread, to see whether tables may have changed."""
 
     def insert(self, batch: Batch, *, again: bool) -> None:
-        with self._writing() as client:
+        with self._connection.writing() as client:
             self._open_hours(client, {hour_of(row.event.accepted_at_ms) for row in batch.usage})
             for rows in tables_of(batch):
                 _insert(client, rows, {"insert_deduplication_token": batch.cut.token})
@@ -346,7 +363,7 @@ class ClickHouseStore:
             ("reason", TEXT, [decision.reason]),
         ]
         names, types, values = zip(*columns, strict=True)
-        with self._writing() as client:
+        with self._connection.writing() as client:
             _insert(client, TableRows("billing_decisions", "topic", names, types, list(values)), {})
 
     def check_schema(self) -> None:
@@ -378,7 +395,7 @@ class ClickHouseStore:
 
     def reprice(self, max_rows: int) -> int:
         """As `repricing.reprice` says."""
-        with self._writing() as client:
+        with self._connection.writing() as client:
             return reprice(client, max_rows, lambda hours_ms: self._open_hours(client, hours_ms))
 
     def rest(self) -> None:
@@ -389,12 +406,12 @@ class ClickHouseStore:
         """`version` is of the change; 0: a model's first price, which needs no actor and no reason. False: another
         change has that version, and nothing was appended.
         """
-        with self._writing() as client:
+        with self._connection.writing() as client:
             return insert_prices(client, rows, version, actor, reason)
 
     def append_gpu_prices(self, rows: Sequence[GpuPrice], version: int = 0, actor: str = "", reason: str = "") -> bool:
         """As `append_prices`, of pools."""
-        with self._writing() as client:
+        with self._connection.writing() as client:
             return insert_gpu_prices(client, rows, version, actor, reason)
 
     def _open_hours(self, client: Any, hours_ms: Iterable[int]) -> None:
@@ -407,17 +424,9 @@ class ClickHouseStore:
     def _close_hours(self, *, all_of_them: bool) -> None:
         now_ms = self._clock_ms()
         if marks := self._hours.closing(now_ms, all_of_them=all_of_them):
-            with self._writing() as client:
+            with self._connection.writing() as client:
                 store_marks(client, self._writer, marks)
             self._hours.stored(marks, now_ms)
-
-    @contextmanager
-    def _writing(self) -> Iterator[Any]:
-        try:
-            with self._connection.client() as client:
-                yield client
-        finally:
-            self.writes += 1
 
     def close(self) -> None:
         try:

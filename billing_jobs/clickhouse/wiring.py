@@ -51,14 +51,11 @@ def who_may_read(directory: TenantDirectory, operators: Keyring) -> Callable[[Cr
 def interface(
     settings: Settings,
     database: Database,
-    writes: Callable[[], int],
     directory: TenantDirectory,
     operators: Keyring,
     metrics: BillingMetrics,
 ) -> Iterator[tuple[Starlette, ReaderPool[ReadingProcess]]]:
-    """The application, and the reader that answers the operator; they end with the context. `writes` is of the store
-    that fills the tables.
-    """
+    """The application, and the reader that answers the operator; they end with the context."""
     billing = settings.billing
     memory_bytes = billing.reader_memory_mib * 1_048_576
     limits = Limits(billing.query_timeout_s, memory_bytes * 3 // 4, RESULT_BYTES)
@@ -69,7 +66,7 @@ def interface(
     def pool(name: str, processes: int, age_s: float) -> ReaderPool[ReadingProcess]:
         return ReaderPool(
             lambda: ReadingProcess(
-                snapshots, writes, limits, max_age_s=age_s, server_memory_bytes=memory_bytes,
+                snapshots, lambda: database.writes, limits, max_age_s=age_s, server_memory_bytes=memory_bytes,
                 on_kill=metrics.readers_killed.inc,
             ),
             name, threads=processes, max_waiting=_WAITING, max_of_tenant=_OF_TENANT, wait_s=3 * billing.query_timeout_s,

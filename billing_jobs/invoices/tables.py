@@ -4,8 +4,7 @@ Nothing is updated or deleted. What decides is one row of one insert, `close`; w
 that, and was never decided, counts for nothing.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from typing import Any
@@ -96,8 +95,6 @@ class InvoiceTables:
         self._connection = connection
         self._store = ClickHouseStore(connection)
         self._topic = usage_topic
-        self.writes = 0
-        """As `ClickHouseStore.writes`."""
 
     def close(self) -> None:
         self._connection.close()
@@ -203,7 +200,7 @@ class InvoiceTables:
         return [_counted(month, *row) for row in self._rows(total_of(statement), **_place(tenant_id, month))]
 
     def _count(self, closing_id: str, statement: str, tenant_id: str, month: Month) -> None:
-        with self._writing() as client:
+        with self._connection.writing() as client:
             client.command(
                 count_with(statement),
                 parameters={**_place(tenant_id, month), "closing": closing_id},
@@ -260,7 +257,7 @@ class InvoiceTables:
         killed in between it is done again. Of a part that has been merged with others since nothing is dropped
         (StoreError).
         """
-        with self._writing() as client:
+        with self._connection.writing() as client:
             keep_sums(client, int(f"{month.year}{month.month:02d}"))
             row = [_date(month), part.events, actor, reason, now_ms]
             _insert(client, "dropped_months", _DROPPED_COLUMNS, [row], {"insert_deduplicate": 0})
@@ -301,7 +298,7 @@ class InvoiceTables:
     def add(self, closing_id: str, entries: Sequence[Entry]) -> None:
         """Those that a closing makes."""
         if entries:
-            with self._writing() as client:
+            with self._connection.writing() as client:
                 rows = [_entry_row(closing_id, entry) for entry in entries]
                 _insert(client, "ledger_entries", _ENTRY_COLUMNS, rows, {"insert_deduplicate": 0})
 
@@ -328,19 +325,11 @@ class InvoiceTables:
         """The engine notes a token before its row becomes visible: killed in between it would take the token for known,
         and drop the row for ever.
         """
-        with self._writing() as client:
+        with self._connection.writing() as client:
             _insert(client, table, columns, [row], {"insert_deduplication_token": token})
             is_there = f"SELECT count() FROM {quote_identifier(table)} WHERE {identity} = {{token:String}}"  # noqa: S608
             if not client.query(is_there, parameters={"token": token}).first_row[0]:
                 _insert(client, table, columns, [row], {"insert_deduplicate": 0})
-
-    @contextmanager
-    def _writing(self) -> Iterator[Any]:
-        try:
-            with self._connection.client() as client:
-                yield client
-        finally:
-            self.writes += 1
 
     def _rows(self, statement: str, **parameters: Any) -> Sequence[Sequence[Any]]:
         with self._connection.client() as client:

@@ -50,7 +50,7 @@ class Reconciliations:
             "hours_apart": len(hours.get("hours", ())),
             "left_out": "; ".join(report.left_out),
         }
-        with self._connection.client() as client:
+        with self._connection.writing() as client:
             client.insert("reconciliations", [[*row.values()]], column_names=[*row], settings=INSERT_SETTINGS)
 
     def close(self) -> None:

@@ -27,7 +27,7 @@ def _nonce() -> int:
 
 
 class Roller:
-    """Over a connection of its own, made with `ROLLER_SETTINGS`; from one thread, but for `writes`."""
+    """Over a connection of its own, made with `ROLLER_SETTINGS`; from one thread."""
 
     def __init__(
         self,
@@ -42,8 +42,6 @@ class Roller:
         self._nonce = nonce
         self._put_off_until_s: dict[int, float] = {}
         """Hours that could not be rolled. They must not hold up the others."""
-        self.writes = 0
-        """As of a store: the tables may have changed."""
 
     def run(self, stop: Event) -> None:
         """Until `stop`."""
@@ -62,20 +60,14 @@ class Roller:
         began_s = self._clock_s()
         with self._connection.client() as client:
             seen, now_ms = seen_writers(client)
-            self._metrics.open_hours.set(len({each.hour_ms for each in seen}))
-            self._put_off_until_s = {
-                hour: until_s for hour, until_s in self._put_off_until_s.items() if until_s > began_s
-            }
-            rollup = next_rollup(
-                (each for each in seen if each.hour_ms not in self._put_off_until_s), now_ms, self._nonce
-            )
-            if rollup is None:
-                return LOOK_PERIOD_S
-            self._put_off_until_s[rollup.hour_ms] = began_s + PUT_OFF_S
-            try:
-                store_rollup(client, rollup)
-            finally:
-                self.writes += 1
+        self._metrics.open_hours.set(len({each.hour_ms for each in seen}))
+        self._put_off_until_s = {hour: until_s for hour, until_s in self._put_off_until_s.items() if until_s > began_s}
+        rollup = next_rollup((each for each in seen if each.hour_ms not in self._put_off_until_s), now_ms, self._nonce)
+        if rollup is None:
+            return LOOK_PERIOD_S
+        self._put_off_until_s[rollup.hour_ms] = began_s + PUT_OFF_S
+        with self._connection.writing() as client:
+            store_rollup(client, rollup)
         del self._put_off_until_s[rollup.hour_ms]
         took_s = self._clock_s() - began_s
         self._metrics.rollup_seconds.observe(took_s)

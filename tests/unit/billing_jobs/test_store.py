@@ -408,6 +408,18 @@ def test_prices_are_kept_and_end_where_the_next_one_starts(database: Database, s
     assert intervals == [("tiny@0", NOON_MS), (f"tiny@{NOON_MS}", None)]
 
 
+def test_whoever_writes_it_is_known_that_the_tables_may_have_changed(
+    database: Database, store: ClickHouseStore
+) -> None:
+    before = database.writes
+    with closing(ClickHouseStore(database.connection())) as desk:
+        desk.append_prices([PriceRow("tiny", "USD", 0, 1, 2, 3, 4)])
+        assert database.writes == before + 1
+        assert len(desk.prices()) == 1
+        store.insert(usage_batch(0, 0), again=False)
+        assert database.writes == before + 2
+
+
 def test_a_server_that_is_away_is_a_store_error() -> None:
     database = Database.server("http://user:password@127.0.0.1:1/billing")
     with closing(ClickHouseStore(database.connection())) as store, pytest.raises(StoreError):

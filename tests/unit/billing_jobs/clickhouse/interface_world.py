@@ -105,10 +105,7 @@ def served(world: World) -> Iterator[str]:
     directory = TomlTenantDirectory(world.tenants)
     metrics = BillingMetrics(CollectorRegistry())
     operators = Keyring((OPERATORS.encode(),))
-    with interface(world.settings, world.database, lambda: world.store.writes, directory, operators, metrics) as (
-        app,
-        _,
-    ):
+    with interface(world.settings, world.database, directory, operators, metrics) as (app, _):
         server = Server(ServerConfig(app, "127.0.0.1", 0, metrics))
         thread = threading.Thread(target=server.run)
         thread.start()
