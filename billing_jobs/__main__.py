@@ -13,7 +13,7 @@ from typing import Any
 import structlog
 import uvicorn
 
-from billing_jobs.beside import beside
+from billing_jobs.beside import beside, in_thread
 from billing_jobs.cut import AnotherLog, CutUnreadable
 from billing_jobs.gpu_costs import first_gpu_prices, gpu_prices
 from billing_jobs.invoices.routes import add_invoice_routes, invoice_desk
@@ -110,9 +110,8 @@ def make_sink(settings: Settings, store: ClickHouseStore, metrics: BillingMetric
 @contextmanager
 def running(part: Sink | Roller, ended: threading.Event, errors: list[Exception]) -> Iterator[None]:
     """Runs it in a thread; `ended` is set when it stops by itself, with the reason in `errors`."""
-    stop = threading.Event()
 
-    def run() -> None:
+    def run(stop: threading.Event) -> None:
         try:
             with closing(part):
                 part.run(stop)
@@ -121,13 +120,8 @@ def running(part: Sink | Roller, ended: threading.Event, errors: list[Exception]
         finally:
             ended.set()
 
-    thread = threading.Thread(target=run, name=type(part).__name__.lower())
-    thread.start()
-    try:
+    with in_thread(type(part).__name__.lower(), run):
         yield
-    finally:
-        stop.set()
-        thread.join()
 
 
 class Server(uvicorn.Server):

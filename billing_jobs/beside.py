@@ -1,4 +1,4 @@
-"""Work beside the sink, which it never ends: a thread that is begun again when it fails."""
+"""Threads of billing that end with a block. Work beside the sink, which it never ends, is begun again when it fails."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -11,11 +11,23 @@ _log = structlog.get_logger()
 
 
 @contextmanager
-def beside(name: str, run: Callable[[threading.Event], None], begin_again_s: float = BEGIN_AGAIN_S) -> Iterator[None]:
+def in_thread(name: str, run: Callable[[threading.Event], None]) -> Iterator[None]:
     """`run` is told when to stop, and waited for."""
     stop = threading.Event()
+    thread = threading.Thread(target=run, args=(stop,), name=name)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
 
-    def keep_running() -> None:
+
+@contextmanager
+def beside(name: str, run: Callable[[threading.Event], None], begin_again_s: float = BEGIN_AGAIN_S) -> Iterator[None]:
+    """As `in_thread`."""
+
+    def keep_running(stop: threading.Event) -> None:
         while not stop.is_set():
             try:
                 run(stop)
@@ -23,10 +35,5 @@ def beside(name: str, run: Callable[[threading.Event], None], begin_again_s: flo
                 _log.exception("work_beside_billing_failed", work=name)
                 stop.wait(begin_again_s)
 
-    thread = threading.Thread(target=keep_running, name=name)
-    thread.start()
-    try:
+    with in_thread(name, keep_running):
         yield
-    finally:
-        stop.set()
-        thread.join()

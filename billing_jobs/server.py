@@ -20,6 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from billing_jobs.clickhouse.errors import ClickHouseFailed, Refused
+from billing_jobs.error_answers import error_answer
 from billing_jobs.price_changes import PriceRefused
 from billing_jobs.price_desk import PriceDesk, PricesApplied, PricesAsked
 from billing_jobs.pricing import PriceInexact, PriceRow
@@ -50,14 +51,6 @@ class SqlBody(BaseModel):
     query: str = Field(min_length=1, max_length=MAX_SQL_CHARS)
 
 
-def _error(
-    status: int, message: str, code: str, param: str | None = None, retry_after_s: int | None = None
-) -> JSONResponse:
-    kind = "invalid_request_error" if status < 500 else "server_error"
-    headers = None if retry_after_s is None else {"Retry-After": str(retry_after_s)}
-    return JSONResponse({"error": {"message": message, "type": kind, "param": param, "code": code}}, status, headers)
-
-
 class _Door:
     """Who has a password may ask, whatever the path; of nobody else anything is read. A body is a query at most."""
 
@@ -70,7 +63,7 @@ class _Door:
             await self._app(scope, receive, send)
             return
         if not self._opens_to(Request(scope).headers.get("authorization", "")):
-            refusal = _error(401, "the password is missing or wrong", "invalid_api_key")
+            refusal = error_answer(401, "the password is missing or wrong", "invalid_api_key")
             refusal.headers["connection"] = "close"
             await refusal(scope, receive, send)
             return
@@ -147,7 +140,7 @@ def _handle_errors(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def _http_error(_request: Request, error: HTTPException) -> JSONResponse:
         codes = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
-        answer = _error(error.status_code, str(error.detail), codes.get(error.status_code, "invalid_request"))
+        answer = error_answer(error.status_code, str(error.detail), codes.get(error.status_code, "invalid_request"))
         if error.status_code == 413:
             answer.headers["connection"] = "close"
         return answer
@@ -156,44 +149,44 @@ def _handle_errors(app: FastAPI) -> None:
     async def _invalid(_request: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
         fault = fault_of(first, first["loc"][1:])
-        return _error(400, str(fault), "invalid_value", fault.param)
+        return error_answer(400, str(fault), "invalid_value", fault.param)
 
     @app.exception_handler(InvalidQuery)
     async def _invalid_query(_request: Request, error: InvalidQuery) -> JSONResponse:
-        return _error(400, str(error), "invalid_value", error.param)
+        return error_answer(400, str(error), "invalid_value", error.param)
 
     @app.exception_handler(PriceRefused)
     @app.exception_handler(PriceInexact)
     async def _price_refused(_request: Request, error: Exception) -> JSONResponse:
-        return _error(400, str(error), "price_refused", "prices")
+        return error_answer(400, str(error), "price_refused", "prices")
 
     @app.exception_handler(SqlRefused)
     async def _refused(_request: Request, error: SqlRefused) -> JSONResponse:
-        return _error(400, str(error), "sql_refused", "query")
+        return error_answer(400, str(error), "sql_refused", "query")
 
     @app.exception_handler(ClickHouseFailed)
     async def _failed(_request: Request, error: ClickHouseFailed) -> JSONResponse:
         if error.name == "TIMEOUT_EXCEEDED":
-            return _error(504, str(error), "timeout")
+            return error_answer(504, str(error), "timeout")
         if error.status == 503:
-            return _error(503, str(error)[:2_000], "unavailable", retry_after_s=RETRY_AFTER_S)
+            return error_answer(503, str(error)[:2_000], "unavailable", retry_after_s=RETRY_AFTER_S)
         code = "sql_refused" if isinstance(error, Refused) else "sql_failed"
-        return _error(400, str(error)[:2_000], code, "query")
+        return error_answer(400, str(error)[:2_000], code, "query")
 
     @app.exception_handler(StoreError)
     async def _store_error(request: Request, error: StoreError) -> JSONResponse:
         if request.url.path == "/internal/sql" and error.code is not None:
-            return _error(400, str(error)[:2_000], "sql_failed", "query")
-        return _error(503, "ClickHouse does not answer", "unavailable")
+            return error_answer(400, str(error)[:2_000], "sql_failed", "query")
+        return error_answer(503, "ClickHouse does not answer", "unavailable")
 
     @app.exception_handler(ReaderBusy)
     async def _busy(_request: Request, error: ReaderBusy) -> JSONResponse:
         status, code = (429, "rate_limited_concurrency") if error.of_tenant else (503, "overloaded")
-        return _error(status, str(error), code, retry_after_s=RETRY_AFTER_S)
+        return error_answer(status, str(error), code, retry_after_s=RETRY_AFTER_S)
 
     @app.exception_handler(TimeoutError)
     async def _late(_request: Request, _error_: TimeoutError) -> JSONResponse:
-        return _error(504, "the query took too long", "timeout")
+        return error_answer(504, "the query took too long", "timeout")
 
 
 def usage_readers(open_reader: Callable[[], Reader], query_timeout_s: float) -> ReaderPool[Reader]:

@@ -12,6 +12,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 
+from billing_jobs.error_answers import error_answer
 from billing_jobs.invoices.amounts import InvoiceRefused
 from billing_jobs.invoices.core import CountsDiffer
 from billing_jobs.invoices.desk import CloseAsked, DropAsked, EntryAsked, InvoiceDesk
@@ -70,13 +71,8 @@ def add_invoice_routes(app: FastAPI, desk: ReaderPool[InvoiceDesk]) -> None:
 
     @app.exception_handler(InvoiceRefused)
     async def _refused(_request: Request, error: InvoiceRefused) -> JSONResponse:
-        return _answer(error.status, str(error), CODES[error.status], error.param)
+        return error_answer(error.status, str(error), CODES[error.status], error.param)
 
     @app.exception_handler(CountsDiffer)
     async def _differs(_request: Request, error: CountsDiffer) -> JSONResponse:
-        return _answer(409, str(error), "counts_differ", None)
-
-
-def _answer(status: int, message: str, code: str, param: str | None) -> JSONResponse:
-    error = {"message": message, "type": "invalid_request_error", "param": param, "code": code}
-    return JSONResponse({"error": error}, status)
+        return error_answer(409, str(error), "counts_differ")
