@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import astuple
+from functools import partial
 from typing import Any
 
 from billing_jobs.gpu_costs import GpuPrice
 from billing_jobs.pricing import PriceRow, PriceScope, TokenCounts
-from billing_jobs.rows import INSERT_SETTINGS, NAME, TEXT, TIME
+from billing_jobs.rows import INSERT_SETTINGS, NAME, TEXT, TIME, insert_once
 
 Columns = list[tuple[str, str, list[Any]]]
 _PRICE_COLUMNS = (
@@ -79,13 +80,11 @@ def _append(
     if not version:
         _insert(client, table, columns, types, rows, change, {})
         return True
-    _insert(client, table, columns, types, rows, change, {"insert_deduplication_token": f"prices {version}"})
-    found = _of_change(client, table, types, version)
-    if not found:
-        # The engine notes a token before its rows become visible, and was killed in between.
-        _insert(client, table, columns, types, rows, change, {"insert_deduplicate": 0})
-        found = _of_change(client, table, types, version)
-    return found == {astuple(row) for row in rows}
+    insert_once(
+        partial(_insert, client, table, columns, types, rows, change), f"prices {version}",
+        lambda: not _of_change(client, table, types, version),
+    )  # fmt: skip
+    return _of_change(client, table, types, version) == {astuple(row) for row in rows}
 
 
 def _of_change(client: Any, table: str, types: Sequence[tuple[str, str]], version: int) -> set[tuple[Any, ...]]:

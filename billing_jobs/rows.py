@@ -23,6 +23,17 @@ INSERT_SETTINGS = {
 }
 
 
+def insert_once(insert: Callable[[dict[str, Any]], None], token: str, is_missing: Callable[[], bool]) -> None:
+    """`insert` is given settings: first `token`, under which the engine counts rows once.
+
+    The engine notes a token before its rows become visible. Killed in between, it would take the token for known and
+    drop the rows for ever: so what `is_missing` then is inserted whatever the engine knows.
+    """
+    insert({"insert_deduplication_token": token})
+    if is_missing():
+        insert({"insert_deduplicate": 0})
+
+
 @dataclass(frozen=True, slots=True)
 class Column(Generic[Row]):
     """`type` is ClickHouse's, equal to the one in the tables; times are given in Unix milliseconds. `path`: what the

@@ -7,6 +7,7 @@ to prefix the next answer with the failed query's output), so every error replac
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from threading import Lock
@@ -37,7 +38,7 @@ from billing_jobs.repricing import reprice
 from billing_jobs.rollups.hours import OpenHours, hour_of
 from billing_jobs.rollups.tables import store_marks
 from billing_jobs.rollups.views import usage_views
-from billing_jobs.rows import INSERT_SETTINGS, NAME, TEXT, TableRows, tables_of
+from billing_jobs.rows import INSERT_SETTINGS, NAME, TEXT, TableRows, insert_once, tables_of
 from streams.clocks import monotonic_ms
 from streams.settings import BillingSettings, Settings
 
@@ -329,11 +330,8 @@ class ClickHouseStore:
         with self._connection.writing() as client:
             self._open_hours(client, {hour_of(row.event.accepted_at_ms) for row in batch.usage})
             for rows in tables_of(batch):
-                _insert(client, rows, {"insert_deduplication_token": batch.cut.token})
-                # The engine notes the token before the rows become visible. Killed in between, it would take this
-                # token for known and drop the rows for ever.
-                if again and _is_incomplete(client, rows):
-                    _insert(client, rows, {"insert_deduplicate": 0})
+                is_missing = partial(_is_incomplete, client, rows) if again else lambda: False
+                insert_once(partial(_insert, client, rows), batch.cut.token, is_missing)
 
     def stored_position(self, topic: str, partition: int) -> StoredPosition | None:
         with self._connection.client() as client:

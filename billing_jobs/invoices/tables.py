@@ -7,6 +7,7 @@ that, and was never decided, counts for nothing.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
+from functools import partial
 from typing import Any
 
 from clickhouse_connect.driver.binding import format_str, quote_identifier
@@ -24,7 +25,7 @@ from billing_jobs.invoices.counting import (
     total_of,
 )
 from billing_jobs.rollups.tables import keep_sums
-from billing_jobs.rows import INSERT_SETTINGS, NAME, TEXT, TIME
+from billing_jobs.rows import INSERT_SETTINGS, NAME, TEXT, TIME, insert_once
 from billing_jobs.store import ClickHouseStore, Connection
 
 MAX_ENTRIES = 10_000
@@ -322,14 +323,12 @@ class InvoiceTables:
     def _append_once(
         self, table: str, columns: Sequence[tuple[str, str]], row: Sequence[Any], identity: str, token: str
     ) -> None:
-        """The engine notes a token before its row becomes visible: killed in between it would take the token for known,
-        and drop the row for ever.
-        """
+        is_missing = f"SELECT count() = 0 FROM {quote_identifier(table)} WHERE {identity} = {{token:String}}"  # noqa: S608
         with self._connection.writing() as client:
-            _insert(client, table, columns, [row], {"insert_deduplication_token": token})
-            is_there = f"SELECT count() FROM {quote_identifier(table)} WHERE {identity} = {{token:String}}"  # noqa: S608
-            if not client.query(is_there, parameters={"token": token}).first_row[0]:
-                _insert(client, table, columns, [row], {"insert_deduplicate": 0})
+            insert_once(
+                partial(_insert, client, table, columns, [row]), token,
+                lambda: bool(client.query(is_missing, parameters={"token": token}).first_row[0]),
+            )  # fmt: skip
 
     def _rows(self, statement: str, **parameters: Any) -> Sequence[Sequence[Any]]:
         with self._connection.client() as client:
