@@ -56,7 +56,7 @@ class SpentRebuild:
 
     def usage(self, event: UsageEvent, spent: Spent) -> None:
         """What settlement has not committed. Post-safety may have written a choice twice."""
-        of = (event.scope.tenant_id, spent.month.name, spent.currency, spent.partition)
+        of = (event.scope.tenant_id, str(spent.month), spent.currency, spent.partition)
         known = self._totals.get(of) or SpentTotal(
             scope=Scope(tenant_id=of[0], project_id="", region=event.scope.region), month=of[1], currency=of[2],
             partition=of[3], offset=0, log_id=self._log_id, nano={},

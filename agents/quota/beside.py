@@ -2,16 +2,15 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from decimal import Decimal
 
 import orjson
 
 from schemas.base import Scope
+from schemas.month import Month
 from streams.directory import Budget, Currency, ScopedLimits, Tenant, TenantDirectory
 
 PICO_PER_NANO = 1_000
-_LAST_SECOND = int(datetime(9999, 1, 1, tzinfo=UTC).timestamp())
 NANO_PER_UNIT = 10**9
 
 
@@ -21,22 +20,6 @@ class Further:
 
     name: str
     limits: ScopedLimits
-
-
-@dataclass(frozen=True, slots=True)
-class Month:
-    """In which something was accepted, by UTC, as `2026-11`. What is spent later of that counts for it."""
-
-    name: str
-    begins_ms: int
-    ends_ms: int
-
-    @staticmethod
-    def of(accepted_at_ms: int) -> "Month":
-        at = datetime.fromtimestamp(min(accepted_at_ms // 1_000, _LAST_SECOND), UTC)
-        begins = datetime(at.year, at.month, 1, tzinfo=UTC)
-        ends = datetime(at.year + at.month // 12, at.month % 12 + 1, 1, tzinfo=UTC)
-        return Month(f"{at:%Y-%m}", int(begins.timestamp()) * 1_000, int(ends.timestamp()) * 1_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +63,9 @@ class Beside:
         if self.limits:
             said["limits"] = [[each.name, *_rates(each.limits)] for each in self.limits]
         if (hold := self.hold) is not None:
-            month = Month.of(hold.accepted_at_ms)
+            month = Month.at(hold.accepted_at_ms)
             said["money"] = {
-                "month": month.name, "at_ms": str(hold.accepted_at_ms),
+                "month": str(month), "at_ms": str(hold.accepted_at_ms),
                 "currency": hold.currency, "nano": str(hold.nano), "choices": hold.choices, "project": hold.project,
                 "key": hold.key,
                 "most": {account: str(nano) for account, nano in hold.most.items()},
@@ -97,7 +80,7 @@ def encode_spent(spent: Spent | None) -> str:
     if spent is None:
         return ""
     money = {
-        "month": spent.month.name, "currency": spent.currency, "nano": str(spent.nano), "project": spent.project,
+        "month": str(spent.month), "currency": spent.currency, "nano": str(spent.nano), "project": spent.project,
         "key": spent.key, "partition": str(spent.partition), "offset": str(spent.offset),
         "log": spent.log_id,
     }  # fmt: skip

@@ -1,6 +1,7 @@
 """What a usage event counts of budgets: what billing charges for it, by the same rules and prices."""
 
-from agents.quota.beside import Month, Spent, nano_of_line
+from agents.quota.beside import Spent, nano_of_line
+from schemas.month import Month
 from schemas.usage import UsageEvent
 from streams.pricing import PriceBook, charge
 
@@ -13,7 +14,7 @@ def spent_of(event: UsageEvent, book: PriceBook, partition: int, offset: int, lo
     if charged.state != "priced" or not charged.cost_pico:
         return None
     return Spent(
-        Month.of(event.accepted_at_ms), charged.currency, nano_of_line(charged.cost_pico), event.scope.project_id,
+        Month.at(event.accepted_at_ms), charged.currency, nano_of_line(charged.cost_pico), event.scope.project_id,
         event.scope.key_id, partition, offset, log_id,
     )  # fmt: skip
 

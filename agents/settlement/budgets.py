@@ -7,8 +7,9 @@ so whoever meets it twice knows it.
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from agents.quota.beside import Account, Held, Month, Sums, decimal_of, nano_of_amount
+from agents.quota.beside import Account, Held, Sums, decimal_of, nano_of_amount
 from schemas.alert import BUDGET_THRESHOLD, Alert
+from schemas.month import Month
 from streams.directory import Budget
 
 
@@ -45,14 +46,14 @@ def _alert(
         effect = " What might exceed it is refused." if budget.hard else " Nothing is refused for it."
     return Alert.raised(
         BUDGET_THRESHOLD,
-        f"{month.name} {mark_of(account, budget, threshold)}"[:200],
+        f"{month} {mark_of(account, budget, threshold)}"[:200],
         "critical" if threshold >= 100 and budget.hard else "warning",
-        f"{threshold} % of the budget of {of[:260]} for {month.name} are spent.{effect}",
-        since_ms=month.begins_ms,
+        f"{threshold} % of the budget of {of[:260]} for {month} are spent.{effect}",
+        since_ms=month.start_ms,
         told_at_ms=now_ms,
         tenant_id=tenant_id,
         figures={
-            "account": account[:200], "month": month.name, "currency": budget.currency, "threshold_percent": threshold,
+            "account": account[:200], "month": str(month), "currency": budget.currency, "threshold_percent": threshold,
             "budget": str(budget.amount), "spent": decimal_of(stands.spent), "held": decimal_of(stands.held),
             "hard": "yes" if budget.hard else "no",
         },
@@ -87,4 +88,4 @@ def too_much(
 
 
 def _is_of(held: Held, month: Month, budget: Budget, account: str) -> bool:
-    return held.month == month.name and held.currency == budget.currency and account in held.accounts
+    return held.month == str(month) and held.currency == budget.currency and account in held.accounts

@@ -24,13 +24,14 @@ from typing import Protocol
 
 import structlog
 
-from agents.quota.beside import Held, Month, Spent, Told, budgets_of
+from agents.quota.beside import Held, Spent, Told, budgets_of
 from agents.quota.charges import is_unpriced, spent_of
 from agents.quota.port import OUTCOME_KEEP_MS, QuotaStore
 from agents.settlement import metrics
 from agents.settlement.budgets import Crossed, crossed, too_much
 from schemas.base import Scope
 from schemas.control import Cancel
+from schemas.month import Month
 from schemas.spent import SpentTotal
 from schemas.usage import UsageEvent
 from streams.directory import Tenant, TenantDirectory
@@ -104,7 +105,7 @@ class Spending:
     def note(self, event: UsageEvent, spent: Spent | None) -> None:
         """It was settled, now or by who was killed before it could say so."""
         if spent is not None:
-            self._changed[_Sums(event.scope.tenant_id, spent.month.name, spent.currency, spent.partition)] = None
+            self._changed[_Sums(event.scope.tenant_id, str(spent.month), spent.currency, spent.partition)] = None
 
     def drop(self, partitions: Collection[TopicPartition]) -> None:
         """Others have them. What comes next may be of another log."""
@@ -156,7 +157,7 @@ class Spending:
             if tenant.has_budgets:
                 holds = await self._quota.holds(tenant.tenant_id)
                 running |= dict.fromkeys(holds)
-                await self._look_at(tenant, Month.of(now_ms), holds, now_ms)
+                await self._look_at(tenant, Month.at(now_ms), holds, now_ms)
         # Of what is held no more nothing has to be remembered.
         self._cancelled = {id_: None for id_ in self._cancelled if id_ in running}
 
@@ -171,10 +172,10 @@ class Spending:
         budgets = budgets_of(tenant)
         currency = next(iter(budgets.values())).currency
         months = [month]
-        if now_ms - month.begins_ms < LATE_MS:
-            months.append(Month.of(month.begins_ms - 1))
+        if now_ms - month.start_ms < LATE_MS:
+            months.append(Month.at(month.start_ms - 1))
         for each in months:
-            sums = await self._quota.sums(tenant.tenant_id, each.name, currency)
+            sums = await self._quota.sums(tenant.tenant_id, str(each), currency)
             if not sums.accounts:
                 continue
             await self._alert(tenant, each, crossed(tenant.tenant_id, each, budgets, sums, now_ms), currency)
@@ -192,7 +193,7 @@ class Spending:
             self._producer.produce(self._topics.alerts.name, each.alert.encode(), key=each.alert.key)
         self._flush()
         for each in due:
-            await self._quota.note_told(tenant.tenant_id, month.name, currency, each.mark)
+            await self._quota.note_told(tenant.tenant_id, str(month), currency, each.mark)
             metrics.BUDGET_ALERTS.inc()
             _log.warning("budget_threshold", tenant=tenant.tenant_id, subject=each.alert.subject)
 

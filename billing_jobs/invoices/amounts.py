@@ -1,4 +1,4 @@
-"""Months, and money between what is exact and what is paid.
+"""Money between what is exact and what is paid.
 
 Everything is counted in pico-currency, exactly. It is rounded once, where an invoice's total is asked for in the
 smallest unit that its currency is paid in; what that leaves goes on to the next invoice.
@@ -6,11 +6,10 @@ smallest unit that its currency is paid in; what that leaves goes on to the next
 
 import re
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from decimal import Decimal
-from typing import Self
 
 from schemas.money import PICO_PER_UNIT, decimal_units
+from schemas.month import Month
 
 MINOR_DIGITS = {"USD": 2, "EUR": 2}
 """Currency → decimals of what is paid in it. Those that prices may have (`streams.directory.Price`)."""
@@ -31,41 +30,12 @@ class InvoiceRefused(ValueError):
         self.status = status
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Month:
-    """Of UTC. A response belongs to the month in which it was accepted."""
-
-    year: int
-    month: int
-
-    @classmethod
-    def parse(cls, text: str, field: str = "month") -> Self:
-        """`2027-03`. Raises InvoiceRefused."""
-        found = _MONTH.fullmatch(text)
-        if found is None:
-            raise InvoiceRefused(f"{field}: {text[:40]!r} is no month such as 2027-03", field)
-        return cls(int(found[1]), int(found[2]))
-
-    @classmethod
-    def at(cls, at_ms: int) -> Self:
-        moment = datetime.fromtimestamp(at_ms / 1_000, UTC)
-        return cls(moment.year, moment.month)
-
-    @property
-    def start_ms(self) -> int:
-        return int(datetime(self.year, self.month, 1, tzinfo=UTC).timestamp()) * 1_000
-
-    @property
-    def end_ms(self) -> int:
-        """The first moment after it."""
-        return Month(self.year + self.month // 12, self.month % 12 + 1).start_ms
-
-    @property
-    def first_day(self) -> str:
-        return f"{self}-01"
-
-    def __str__(self) -> str:
-        return f"{self.year}-{self.month:02d}"
+def parse_month(text: str) -> Month:
+    """`2027-03`. Raises InvoiceRefused."""
+    found = _MONTH.fullmatch(text)
+    if found is None:
+        raise InvoiceRefused(f"month: {text[:40]!r} is no month such as 2027-03", "month")
+    return Month(int(found[1]), int(found[2]))
 
 
 def per_million(pico_per_token: int) -> str:

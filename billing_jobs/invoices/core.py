@@ -14,9 +14,10 @@ from datetime import UTC, datetime
 from itertools import groupby
 from typing import Any, Literal
 
-from billing_jobs.invoices.amounts import Month, Payable, paid_units, payable, per_million
+from billing_jobs.invoices.amounts import Payable, paid_units, payable, per_million
 from billing_jobs.pricing import PRICED_CLASSES
 from schemas.money import decimal_units
+from schemas.month import Month
 
 FORMAT_VERSION = 1
 EntryKind = Literal["credit", "correction", "late", "re-rated", "carried"]

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import structlog
 from pydantic import BaseModel, ConfigDict, Field
 
-from billing_jobs.invoices.amounts import InvoiceRefused, Month, check_currency, pico_of
+from billing_jobs.invoices.amounts import InvoiceRefused, check_currency, parse_month, pico_of
 from billing_jobs.invoices.core import (
     MADE_OF_USAGE,
     Closing,
@@ -26,6 +26,7 @@ from billing_jobs.invoices.core import (
 from billing_jobs.invoices.tables import Closed, InvoiceTables
 from billing_jobs.rollups.tables import NotSummed
 from schemas.money import decimal_units
+from schemas.month import Month
 
 _log = structlog.get_logger()
 
@@ -79,7 +80,7 @@ class InvoiceDesk:
         """The oldest first; `open` are months with usage that no invoice has. Raises InvoiceRefused, StoreError, as all
         below.
         """
-        only = None if month is None else Month.parse(month)
+        only = None if month is None else parse_month(month)
         invoices = [
             {
                 "invoice_id": each.invoice_id, "tenant_id": each.tenant_id, "month": str(each.month),
@@ -95,12 +96,12 @@ class InvoiceDesk:
         return {"invoices": invoices, "open": unclosed}
 
     def shown(self, tenant_id: str, month: str) -> dict[str, Any]:
-        closed = self._closed(tenant_id, Month.parse(month))
+        closed = self._closed(tenant_id, parse_month(month))
         return {"is_draft": False, "invoices": _told(closed)}
 
     def draft(self, tenant_id: str, month: str) -> dict[str, Any]:
         """What would stand on the invoices if the month were closed now; it need not have ended."""
-        of_month, closed = self._open(tenant_id, Month.parse(month))
+        of_month, closed = self._open(tenant_id, parse_month(month))
         closing = self._closing(tenant_id, of_month, closed, "")
         counted = self._tables.draft(tenant_id, of_month, [each.closing.month for each in closed])
         invoices = self._invoices(closing, counted)
@@ -114,7 +115,7 @@ class InvoiceDesk:
         3. its entries added to the ledger: likewise;
         4. the closing's row inserted: the month is closed, and whoever asks again is told so.
         """
-        of_month, before = self._open(tenant_id, Month.parse(month))
+        of_month, before = self._open(tenant_id, parse_month(month))
         closing = self._closing(tenant_id, of_month, before, asked.actor)
         if closing.stored_before.finalized_through_ms < of_month.end_ms:
             raise InvoiceRefused(
@@ -139,7 +140,7 @@ class InvoiceDesk:
         """Makes the invoices again from what they were made of, and compares what they count with the tables of usage
         as they are now. `reproduced`: they are the same to the byte.
         """
-        of_month = Month.parse(month)
+        of_month = parse_month(month)
         closed = self._closed(tenant_id, of_month)
         entries = self._tables.entries_on(tenant_id, closed.closing_id)
         counted = self._tables.counted(closed.closing_id, tenant_id)
@@ -167,7 +168,7 @@ class InvoiceDesk:
         """Usage events of a month leave the tables once each of them is on an invoice with its price. Invoices are made
         again without them, and views go on showing their sums; what comes later of the month is late as ever.
         """
-        month = Month.parse(asked.month)
+        month = parse_month(asked.month)
         part = self._tables.old_part(month)
         if part is None:
             raise InvoiceRefused(f"month: no usage of {month} is stored, or more came just now", "month", 409)
@@ -201,7 +202,7 @@ class InvoiceDesk:
         """An entry that stands there already, with this tenant, month, amount and reason, is told and not repeated."""
         pico, currency = pico_of(asked.amount), check_currency(asked.currency)
         now_ms = self._clock_ms()
-        month = Month.at(now_ms) if asked.month is None else Month.parse(asked.month)
+        month = Month.at(now_ms) if asked.month is None else parse_month(asked.month)
         if asked.kind == "credit" and pico < 0:
             raise InvoiceRefused("amount: a credit is above 0; what a tenant owes is a correction", "amount")
         self._require_known(asked.tenant_id)

@@ -12,7 +12,6 @@ from typing import Any
 
 from clickhouse_connect.driver.binding import format_str, quote_identifier
 
-from billing_jobs.invoices.amounts import Month
 from billing_jobs.invoices.core import Closing, Counted, Entry, StoredBefore, UnitPrices
 from billing_jobs.invoices.counting import (
     COUNT_SETTINGS,
@@ -27,6 +26,7 @@ from billing_jobs.invoices.counting import (
 from billing_jobs.rollups.tables import keep_sums
 from billing_jobs.rows import INSERT_SETTINGS, NAME, TEXT, TIME, insert_once
 from billing_jobs.store import ClickHouseStore, Connection
+from schemas.month import Month
 
 MAX_ENTRIES = 10_000
 """Of one invoice; what waits beyond them comes on the next one."""

@@ -8,11 +8,12 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from agents.quota.beside import Month, budgets_of, decimal_of, nano_of_amount
+from agents.quota.beside import budgets_of, decimal_of, nano_of_amount
 from agents.quota.port import QuotaUnavailable
 from agents.quota.store import RedisQuota
 from deploy.cli.app import CommandError, DataOption, JsonOption, app, err, out, running, settings_of
 from deploy.paths import DEFAULT_DATA
+from schemas.month import Month
 from streams.clocks import now_ms
 from streams.directory import Tenant
 from streams.redis_client import connect_quota
@@ -81,7 +82,7 @@ def budgets(
     tenants = [each for each in read_tenants(settings.tenants_file) if tenant in ("", each.tenant_id)]
     if not tenants:
         raise CommandError(f"no tenant {tenant!r}")
-    rows = asyncio.run(rows_of(settings, tenants, month or Month.of(now_ms()).name))
+    rows = asyncio.run(rows_of(settings, tenants, month or str(Month.at(now_ms()))))
     if as_json:
         print(json.dumps([asdict(row) for row in rows], indent=1))
         return

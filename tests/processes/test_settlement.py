@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
-from agents.quota.beside import Beside, Hold, Month
+from agents.quota.beside import Beside, Hold
 from agents.quota.port import Finished
 from agents.quota.store import RedisQuota
 from agents.settlement import core
@@ -17,6 +17,7 @@ from agents.settlement.core import REMEMBERED_MS, LaneQueues, Settlement
 from agents.settlement.spending import Spending
 from schemas.base import Scope
 from schemas.endings import EndingCode
+from schemas.month import Month
 from schemas.spent import SpentTotal
 from schemas.usage import UsageEvent
 from streams.directory import Limits
@@ -59,7 +60,7 @@ def test_killed_and_started_again_it_settles_everything_once(
             await quota.begin_epoch(await quota.new_epoch(), now_ms())
             region.put(region.topics.prices.name, told_of(PRICE).encode(), key=PRICE.price_id)
             region.flush()
-            began, hold = Month.of(now_ms()).name, Beside(hold=Hold(now_ms(), "USD", 1_000, 1, "default", "", {}))
+            began, hold = str(Month.at(now_ms())), Beside(hold=Hold(now_ms(), "USD", 1_000, 1, "default", "", {}))
             for name in names:
                 deadline_ms = now_ms() + 600_000
                 await quota.reserve("acme", LIMITS, name, tokens=100, deadline_ms=deadline_ms, beside=hold)
@@ -86,7 +87,7 @@ def test_killed_and_started_again_it_settles_everything_once(
             for name in names:
                 outcome = await quota.reserve("acme", LIMITS, name, tokens=100, deadline_ms=now_ms())
                 assert outcome == Finished()
-            months = [await quota.sums("acme", each, "USD") for each in {began, Month.of(now_ms()).name}]
+            months = [await quota.sums("acme", each, "USD") for each in {began, str(Month.at(now_ms()))}]
             assert sum(month.of("tenant").spent for month in months) == 200 * LINE_NANO
             assert sum(month.of("tenant").held for month in months) == 0
         told: dict[bytes | None, SpentTotal] = {}

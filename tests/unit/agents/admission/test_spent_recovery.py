@@ -8,11 +8,12 @@ from redis.asyncio import Redis
 from agents.admission.budgets import PricesUnread, beside_of_opened
 from agents.admission.recovery import UNBILLED_MS, Recovery
 from agents.admission.spent_recovery import SpentRead
-from agents.quota.beside import Account, Beside, Month
+from agents.quota.beside import Account, Beside
 from agents.quota.store import RedisQuota, Restored
 from schemas.base import Scope
 from schemas.endings import EndingCode
 from schemas.generated import Opened
+from schemas.month import Month
 from schemas.spent import SpentTotal
 from streams.directory import Budget, Limits
 from streams.log.memory import MemoryLog
@@ -22,7 +23,7 @@ from tests.unit.agents.admission.test_recovery import NOW, ending, opened
 from tests.unit.agents.admission.world import World
 from tests.unit.agents.quota.test_budgets import ROUTE
 
-MONTH = Month.of(NOW)
+MONTH = Month.at(NOW)
 
 
 async def test_what_was_spent_is_back_and_what_runs_holds_its_money_again(redis_url: str) -> None:
@@ -32,7 +33,7 @@ async def test_what_was_spent_is_back_and_what_runs_holds_its_money_again(redis_
     prices = PriceList(are_read=True)
     prices.take(told_of(PriceRow(runs.model, "USD", 0, 100_000, 20_000, 400_000, 400_000)))
     total = SpentTotal(
-        scope=Scope(tenant_id="acme", project_id=""), month=MONTH.name, currency="USD", partition=2, offset=9,
+        scope=Scope(tenant_id="acme", project_id=""), month=str(MONTH), currency="USD", partition=2, offset=9,
         nano={"tenant": 700_000, "project:default": 700_000, "key:k": 700_000}, told=["tenant/50/1000000000"],
     )  # fmt: skip
     log = MemoryLog(lambda: NOW)
@@ -45,8 +46,8 @@ async def test_what_was_spent_is_back_and_what_runs_holds_its_money_again(redis_
             beside_of=lambda each: beside_of_opened(each, world.directory, world.catalog, prices),
             read_spent=lambda *_: SpentRead([total], frozenset()),
         ).run()  # fmt: skip
-        sums = await quota.sums("acme", Month.of(runs.accepted_at_ms).name, "USD")
-        spent = await quota.sums("acme", MONTH.name, "USD")
+        sums = await quota.sums("acme", str(Month.at(runs.accepted_at_ms)), "USD")
+        spent = await quota.sums("acme", str(MONTH), "USD")
     prompt, rest = runs.prompt_tokens, runs.reserved_tokens - runs.prompt_tokens
     assert sums.of("tenant").held == (prompt * 100_000 + rest * 400_000) // 1_000
     assert spent.of("key:k") == Account(spent=700_000, held=spent.of("key:k").held)

@@ -393,7 +393,7 @@ class ModelQuota:
             self.held.pop(response_id, None)
             place = (spent.partition, spent.log_id)
             self.counted_to[place] = max(self.counted_to[place], spent.offset + 1)
-            of = (tenant_id, spent.month.name, spent.currency)
+            of = (tenant_id, str(spent.month), spent.currency)
             for account in ("tenant", f"project:{spent.project}", f"key:{spent.key}"):
                 self.told[*of, spent.partition][account] += spent.nano
         return result

@@ -11,17 +11,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from redis.asyncio import Redis
 
-from agents.quota.beside import Account, Beside, Further, Hold, Month, Spent
+from agents.quota.beside import Account, Beside, Further, Hold, Spent
 from agents.quota.port import Decided, Finished, Refunded, Refusal, Reserved
 from agents.quota.store import RedisQuota
 from schemas.admission import Decision
 from schemas.endings import EndingCode
+from schemas.month import Month
 from schemas.request import Lane
 from streams.directory import Limits, ScopedLimits
 from tests.unit.agents.quota.quota_model import TenantModel
 
 NOW = 1_790_000_000_000
-MONTH = Month.of(NOW)
+MONTH = Month.at(NOW)
 ROUTE = Decision(pool="default", lane=Lane.STANDARD, lane_partition=1, generated_partition=2)
 REFUSAL = Refusal(code=EndingCode.PROMPT_REFUSED, param="messages")
 KEYS = ("k1", "k2")
@@ -224,7 +225,7 @@ def test_any_sequence_of_calls_by_two_processes_keeps_every_limit_and_every_budg
         def no_budget_is_exceeded(self) -> None:
             if not hasattr(self, "most"):
                 return
-            sums = self.runner.run(self.stores[0].sums("acme", MONTH.name, "USD"))
+            sums = self.runner.run(self.stores[0].sums("acme", str(MONTH), "USD"))
             held = self.held_by_account()
             for account in {*sums.accounts, *self.spent}:
                 assert sums.of(account) == Account(self.spent[account], held[account])

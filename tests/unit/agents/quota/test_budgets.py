@@ -7,18 +7,19 @@ from collections.abc import Awaitable, Callable, Mapping
 import pytest
 from redis.asyncio import Redis
 
-from agents.quota.beside import Account, Beside, Hold, Month, Spent
+from agents.quota.beside import Account, Beside, Hold, Spent
 from agents.quota.port import EpochLost, Refusal, Reserved
 from agents.quota.store import RedisQuota, Restored
 from schemas.admission import Decision
 from schemas.base import Scope
 from schemas.endings import EndingCode
+from schemas.month import Month
 from schemas.request import Lane
 from schemas.spent import SpentTotal
 from streams.directory import Limits
 
 NOW = 1_790_000_000_000
-MONTH = Month.of(NOW)
+MONTH = Month.at(NOW)
 LIMITS = Limits()
 ROUTE = Decision(pool="default", lane=Lane.STANDARD, lane_partition=1, generated_partition=2)
 New = Callable[[], Awaitable[RedisQuota]]
@@ -54,7 +55,7 @@ async def reserve(
 
 
 async def account(quota: RedisQuota, name: str = "tenant") -> Account:
-    return (await quota.sums("acme", MONTH.name, "USD")).of(name)
+    return (await quota.sums("acme", str(MONTH), "USD")).of(name)
 
 
 async def test_of_many_at_once_by_two_processes_as_many_are_admitted_as_the_budget_holds(new: New) -> None:
@@ -129,10 +130,10 @@ async def test_what_nobody_knows_any_more_is_counted_once_when_it_is_settled(new
 async def test_a_late_settlement_counts_for_the_month_of_its_acceptance(new: New) -> None:
     quota = await new()
     await reserve(quota, "r1", 600)
-    quota.now_ms = MONTH.ends_ms + 1
+    quota.now_ms = MONTH.end_ms + 1
     await quota.settle("acme", LIMITS, "r1", 0, 1, spent(500, 0))
     assert await account(quota) == Account(spent=500)
-    assert (await quota.sums("acme", Month.of(MONTH.ends_ms).name, "USD")).accounts == {}
+    assert (await quota.sums("acme", str(Month.at(MONTH.end_ms)), "USD")).accounts == {}
 
 
 async def test_a_store_without_memory_begins_with_what_was_spent_and_with_what_runs(new: New, client: Redis) -> None:
@@ -140,7 +141,7 @@ async def test_a_store_without_memory_begins_with_what_was_spent_and_with_what_r
     await reserve(quota, "ended", 400)
     await quota.settle("acme", LIMITS, "ended", 0, 1, spent(350, 6))
     await reserve(quota, "runs", 300)
-    total = total_of((await quota.told_by("acme", MONTH.name, "USD", 0, "")).nano, offset=7)
+    total = total_of((await quota.told_by("acme", str(MONTH), "USD", 0, "")).nano, offset=7)
     async for key in client.scan_iter(f"{quota.epoch_key.rpartition(':')[0]}:*"):
         await client.delete(key)
 
@@ -162,8 +163,8 @@ async def test_money_that_was_lost_is_not_taken_for_nothing(new: New, client: Re
     """Whoever would tell it, note something of it or look after it is told that it is gone, until it is rebuilt."""
     quota = await new()
     await quota.settle("acme", LIMITS, "r1", 0, 1, spent(350, 6))
-    await quota.note_told("acme", MONTH.name, "USD", "tenant/50/1000")
-    told = await quota.told_by("acme", MONTH.name, "USD", 0, "")
+    await quota.note_told("acme", str(MONTH), "USD", "tenant/50/1000")
+    told = await quota.told_by("acme", str(MONTH), "USD", 0, "")
     assert told.nano["tenant"] == 350
     assert told.alerts == {"tenant/50/1000"}
     async for key in client.scan_iter(f"{quota.epoch_key.rpartition(':')[0]}:*"):
@@ -171,8 +172,8 @@ async def test_money_that_was_lost_is_not_taken_for_nothing(new: New, client: Re
 
     async def all_are_refused() -> None:
         for asked in (
-            quota.told_by("acme", MONTH.name, "USD", 0, ""), quota.sums("acme", MONTH.name, "USD"), quota.holds("acme"),
-            quota.note_told("acme", MONTH.name, "USD", "tenant/80/1000"),
+            quota.told_by("acme", str(MONTH), "USD", 0, ""), quota.sums("acme", str(MONTH), "USD"), quota.holds("acme"),
+            quota.note_told("acme", str(MONTH), "USD", "tenant/80/1000"),
         ):  # fmt: skip
             with pytest.raises(EpochLost):
                 await asked
@@ -181,7 +182,7 @@ async def test_money_that_was_lost_is_not_taken_for_nothing(new: New, client: Re
     total = total_of(told.nano, offset=7).model_copy(update={"told": sorted(told.alerts)})
     await quota.restore_spent(await quota.new_epoch(), total)
     await all_are_refused()
-    assert await (await new()).told_by("acme", MONTH.name, "USD", 0, "") == told
+    assert await (await new()).told_by("acme", str(MONTH), "USD", 0, "") == told
 
 
 @pytest.mark.parametrize(("counted", "stands"), [(200, 500), (500, 500), (600, 600)])
@@ -210,7 +211,7 @@ async def test_offsets_are_those_of_one_log(new: New) -> None:
     assert await account(again) == Account(spent=500)
     await again.settle("acme", LIMITS, "r2", 0, 1, spent(70, 3, log_id="second"))
     assert await account(again) == Account(spent=570)
-    counted = [(await again.told_by("acme", MONTH.name, "USD", 0, log)).counted for log in ("", "second", "third")]
+    counted = [(await again.told_by("acme", str(MONTH), "USD", 0, log)).counted for log in ("", "second", "third")]
     assert counted == [9, 4, 0]
 
 
@@ -231,4 +232,4 @@ async def test_who_may_wait_waits_for_what_runs_and_is_refused_where_the_month_i
 
 def total_of(nano: Mapping[str, int], offset: int) -> SpentTotal:
     scope = Scope(tenant_id="acme", project_id="")
-    return SpentTotal(scope=scope, month=MONTH.name, currency="USD", partition=0, offset=offset, nano=dict(nano))
+    return SpentTotal(scope=scope, month=str(MONTH), currency="USD", partition=0, offset=offset, nano=dict(nano))

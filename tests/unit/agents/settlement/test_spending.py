@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from agents.admission.spent_recovery import SpentReading, SpentRebuild
-from agents.quota.beside import Held, Month
+from agents.quota.beside import Held
 from agents.quota.charges import spent_of
 from agents.quota.port import EpochLost
 from agents.settlement import core
@@ -14,6 +14,7 @@ from schemas.alert import Alert
 from schemas.base import Scope
 from schemas.control import CONTROL, Cancel
 from schemas.endings import EndingCode
+from schemas.month import Month
 from schemas.spent import SpentTotal
 from schemas.usage import UsageEvent
 from streams.directory import ApiKey, Budget, Tenant
@@ -27,7 +28,7 @@ PRICE = PriceRow(
 )  # fmt: skip
 LINE_NANO = (5 * 10_000_000 + 3 * 1_000_000 + 42 * 20_000_000) // 1_000
 """Of one `usage()`: a little below a million nano-currency."""
-MONTH = Month.of(NOW)
+MONTH = Month.at(NOW)
 TENANT = Tenant(
     tenant_id="acme", limits=LIMITS, budget=Budget(amount="0.01", thresholds=[50, 100]),
     project_budgets={"default": Budget(amount="0.003", hard=False)},
@@ -43,7 +44,7 @@ def story() -> Iterator[Story]:
 
 
 def spent(story: Story, account: str = "tenant") -> int:
-    return story.loop.run(story.quota.sums("acme", MONTH.name, "USD")).of(account).spent
+    return story.loop.run(story.quota.sums("acme", str(MONTH), "USD")).of(account).spent
 
 
 def totals(story: Story) -> list[SpentTotal]:
@@ -180,11 +181,11 @@ def test_a_price_that_came_since_is_read_before_usage_is_taken_for_unpriced(stor
 
 
 def test_what_is_settled_behind_the_end_of_its_month_counts_for_that(story: Story) -> None:
-    story.now_ms = MONTH.ends_ms + 10_000
+    story.now_ms = MONTH.end_ms + 10_000
     story.used(usage("r1"))
     story.settle()
     assert spent(story) == LINE_NANO
-    assert totals(story)[0].month == MONTH.name
+    assert totals(story)[0].month == str(MONTH)
 
 
 def test_each_threshold_is_told_once_whoever_looks_and_again_when_the_budget_changes(story: Story) -> None:
@@ -202,18 +203,18 @@ def test_each_threshold_is_told_once_whoever_looks_and_again_when_the_budget_cha
     story.now_ms += 10_000
     story.settle()
     [new] = [alert for alert in alerts(story) if alert.event_id not in before]
-    assert (new.tenant_id, new.figures["spent"], new.since_ms) == ("acme", f"{3 * LINE_NANO / 10**9}", MONTH.begins_ms)
+    assert (new.tenant_id, new.figures["spent"], new.since_ms) == ("acme", f"{3 * LINE_NANO / 10**9}", MONTH.start_ms)
 
 
 def test_the_month_before_is_looked_after_for_as_long_as_it_may_be_settled(story: Story) -> None:
-    story.now_ms = MONTH.ends_ms + 10_000
+    story.now_ms = MONTH.end_ms + 10_000
     for number in range(3):
         story.used(of_key(f"r{number}"))
     story.settle()
-    assert {alert.figures["month"] for alert in alerts(story)} == {MONTH.name}
+    assert {alert.figures["month"] for alert in alerts(story)} == {str(MONTH)}
     told = len(alerts(story))
     story.directory.all["acme"] = TENANT.model_copy(update={"budget": Budget(amount="0.001")})
-    story.now_ms = MONTH.ends_ms + REMEMBERED_MS
+    story.now_ms = MONTH.end_ms + REMEMBERED_MS
     story.settle()
     assert len(alerts(story)) == told, "what is changed later is of the months to come"
 
@@ -230,7 +231,7 @@ def test_an_alert_whose_note_was_lost_comes_again_with_its_id(story: Story) -> N
 
 def test_when_a_budget_is_lowered_the_newest_are_cancelled_until_the_rest_fits(story: Story) -> None:
     for number in range(4):
-        story.quota.held[f"r{number}"] = Held(MONTH.name, "USD", 2_000_000, "default", "other", NOW + number)
+        story.quota.held[f"r{number}"] = Held(str(MONTH), "USD", 2_000_000, "default", "other", NOW + number)
     story.settle()
     assert cancels(story) == []
     story.directory.all["acme"] = TENANT.model_copy(update={"budget": Budget(amount="0.0045")})
@@ -244,7 +245,7 @@ def test_when_a_budget_is_lowered_the_newest_are_cancelled_until_the_rest_fits(s
 
 def test_a_soft_budget_cancels_nothing(story: Story) -> None:
     story.directory.all["acme"] = Tenant(tenant_id="acme", limits=LIMITS, budget=Budget(amount="0", hard=False))
-    story.quota.held["r1"] = Held(MONTH.name, "USD", 1, "default", "k", NOW)
+    story.quota.held["r1"] = Held(str(MONTH), "USD", 1, "default", "k", NOW)
     story.settle()
     assert cancels(story) == []
 
@@ -284,7 +285,7 @@ def test_a_store_that_lost_its_memory_is_given_back_what_the_log_proves() -> Non
     scope = Scope(tenant_id="acme", project_id="")
     for offset, nano in ((40, 7_000), (30, 5_000)):
         rebuild.total(
-            SpentTotal(scope=scope, month=MONTH.name, currency="USD", partition=1, offset=offset, nano={"tenant": nano})
+            SpentTotal(scope=scope, month=str(MONTH), currency="USD", partition=1, offset=offset, nano={"tenant": nano})
         )
     for offset, response_id in ((39, "told"), (40, "r1"), (41, "r2"), (42, "r1")):
         counted = spent_of(of_key(response_id), book, 1, offset)

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from billing_jobs.cut import cut_of, parse_batch
-from billing_jobs.invoices.amounts import Month
 from billing_jobs.invoices.desk import CloseAsked, EntryAsked, InvoiceDesk
 from billing_jobs.invoices.tables import InvoiceTables
 from billing_jobs.pricing import PriceBook, PriceRow
 from billing_jobs.rollups.hours import SPAN_MS, next_rollup
 from billing_jobs.rollups.tables import ROLLER_SETTINGS, seen_writers, store_rollup
 from billing_jobs.store import ClickHouseStore, Database
+from schemas.month import Month
 from schemas.usage import UsageEvent
 from streams.log.port import LogRecord
 from tests.unit.billing_jobs.events import usage_event

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from billing_jobs.invoices.amounts import Month
+from billing_jobs.invoices.amounts import parse_month
 from billing_jobs.invoices.core import Closing, Counted, StoredBefore, content_sha256, invoices_of
 from billing_jobs.pricing import PRICED_CLASSES, PriceScope, row_of
 from deploy.cli.invoices import print_invoices
@@ -42,7 +42,7 @@ def test_the_program_makes_that_bill_of_these_tokens_at_the_prices_of_the_settin
         tokens[NAMES[name]] = int(quantity.replace(",", ""))
     first, second, third, fourth = tokens
     cost_pico = sum(quantity * unit[name] for quantity, name in zip(tokens, PRICED_CLASSES, strict=True))
-    month = Month.parse(MONTH)
+    month = parse_month(MONTH)
     price_id = LINES[0][2]
     counted = Counted(
         month, "usage", "sluice-tiny", "USD", price_id, 1, (first, second, third, fourth), cost_pico

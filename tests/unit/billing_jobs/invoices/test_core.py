@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from billing_jobs.invoices.amounts import InvoiceRefused, Month, Payable, paid_units, payable, pico_of
+from billing_jobs.invoices.amounts import InvoiceRefused, Payable, paid_units, parse_month, payable, pico_of
 from billing_jobs.invoices.core import (
     Closing,
     Counted,
@@ -23,6 +23,7 @@ from billing_jobs.invoices.core import (
     invoices_of,
 )
 from schemas.money import PICO_PER_UNIT, decimal_units
+from schemas.month import Month
 
 NOVEMBER, DECEMBER = Month(2025, 11), Month(2025, 12)
 CLOSING = Closing("acme", NOVEMBER, 1, NOVEMBER.end_ms + 5, "kim", StoredBefore(NOVEMBER.end_ms + 1, ((0, 10, "log"),)))
@@ -192,7 +193,7 @@ def test_an_amount_that_cannot_be_is_refused_by_name(amount: str) -> None:
 @given(st.integers(2001, 2098), st.integers(1, 12))
 def test_months_follow_each_other_without_a_gap(year: int, number: int) -> None:
     month = Month(year, number)
-    assert Month.parse(str(month)) == month
+    assert parse_month(str(month)) == month
     assert [Month.at(at_ms) for at_ms in (month.start_ms, month.end_ms - 1)] == [month, month]
     assert Month.at(month.end_ms).start_ms == month.end_ms
 
@@ -200,4 +201,4 @@ def test_months_follow_each_other_without_a_gap(year: int, number: int) -> None:
 @pytest.mark.parametrize("text", ["", "2025-13", "2025-00", "1999-01", "2025-1", "2025-11-01", "٢٠٢٥-11"])
 def test_what_is_no_month_is_refused(text: str) -> None:
     with pytest.raises(InvoiceRefused, match=r"^month: "):
-        Month.parse(text)
+        parse_month(text)

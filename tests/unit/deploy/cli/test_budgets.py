@@ -4,13 +4,14 @@ import uuid
 
 from redis.asyncio import Redis
 
-from agents.quota.beside import Beside, Hold, Month, Spent
+from agents.quota.beside import Beside, Hold, Spent
 from agents.quota.store import RedisQuota
 from deploy.cli.budgets import _rows
+from schemas.month import Month
 from streams.directory import Budget, Limits, Tenant
 
 NOW = 1_790_000_000_000
-MONTH = Month.of(NOW)
+MONTH = Month.at(NOW)
 
 
 async def test_each_budget_is_shown_with_what_is_spent_held_and_left(redis_url: str) -> None:
@@ -24,7 +25,7 @@ async def test_each_budget_is_shown_with_what_is_spent_held_and_left(redis_url: 
             tenant_id="acme", budget=Budget(amount="10"),
             project_budgets={"web": Budget(amount="1.6", hard=False), "other": Budget(amount="0")},
         )  # fmt: skip
-        rows = await _rows(quota, [tenant], MONTH.name)
+        rows = await _rows(quota, [tenant], str(MONTH))
     told = [(row.account, row.budget, row.spent, row.held, row.left, row.percent, row.hard) for row in rows]
     assert told == [
         ("tenant", "10", "1.5", "0.25", "8.25", 15, True),
