@@ -25,6 +25,7 @@ from clickhouse_connect.driver.httputil import default_pool_manager
 from billing_jobs.cut import Batch
 from billing_jobs.embedded import EMBEDDED_DATABASE, EngineFailed, EngineMissing, start_engine, statements_of
 from billing_jobs.gpu_costs import GpuPrice
+from billing_jobs.invoices.views import invoice_views
 from billing_jobs.price_tables import (
     insert_gpu_prices,
     insert_prices,
@@ -55,8 +56,8 @@ MIGRATIONS = {
     10: "10_reconciliations.sql",
 }
 """Schema version → the statements that lead to it from the one before."""
-_VIEWS_SINCE = 8
-"""The views of `rollups.views` are made with this step and each later one."""
+_VIEWS = {8: usage_views, 9: invoice_views}
+"""Schema version → views that are made with its step and each later one."""
 SCHEMA_VERSION = max(MIGRATIONS)
 _NOT_TO_BE_REPEATED = {
     2: "SELECT count() FROM system.columns"
@@ -292,7 +293,8 @@ def _migrate(client: Any) -> None:
             continue
         if version not in _NOT_TO_BE_REPEATED or not client.query(_NOT_TO_BE_REPEATED[version]).first_row[0]:
             text = (files("billing_jobs") / "migrations" / MIGRATIONS[version]).read_text()
-            for statement in statements_of(text + usage_views() if version >= _VIEWS_SINCE else text):
+            views = (made() for since, made in _VIEWS.items() if version >= since)
+            for statement in statements_of("\n".join((text, *views))):
                 client.command(statement)
         client.insert("schema_version", [[version]], column_names=["version"])
 

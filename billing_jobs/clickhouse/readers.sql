@@ -1,5 +1,5 @@
--- What analysts of a tenant see, in the database `sluice` of their reader, beside the views of `rollups/views.sql`; the
--- tables themselves are in `tables` there.
+-- What analysts of a tenant see, in the database `sluice` of their reader, beside the views of `rollups/views.sql` and
+-- `invoices/views.sql`; the tables themselves are in `tables` there.
 -- Row policies on the tables leave each its own rows; here are the columns that are theirs: nothing of workers, keys of
 -- encryption or the log.
 CREATE VIEW sluice.usage AS
@@ -37,58 +37,3 @@ FROM (
     FROM sluice.prices
 )
 WHERE NOT withdrawn;
-
-CREATE VIEW sluice.invoices AS
-SELECT
-    JSONExtractString(document, 'invoice_id') AS invoice_id, tenant_id, month, number,
-    JSONExtractString(document, 'currency')   AS currency,
-    toDecimal256(JSONExtractString(document, 'usage'), 12)       AS usage,
-    toDecimal256(JSONExtractString(document, 'adjustments'), 12) AS adjustments,
-    toDecimal256(JSONExtractString(document, 'total'), 4)        AS total,
-    toDecimal256(JSONExtractString(document, 'carried'), 12)     AS carried,
-    closed_at, finalized_through, sha256, document
-FROM
-(
-    SELECT tenant_id, number, month, closed_at, finalized_through, documents, sha256 AS hashes
-    FROM tables.invoice_closings ORDER BY closed_at, closing_id LIMIT 1 BY tenant_id, number
-)
-ARRAY JOIN documents AS document, hashes AS sha256;
-
-CREATE VIEW sluice.invoice_lines AS
-SELECT
-    invoice_id, tenant_id, month, number, currency,
-    JSONExtractString(line, 'model')    AS model,
-    JSONExtractString(line, 'price_id') AS price_id,
-    JSONExtractString(line, 'class')    AS class,
-    JSONExtractInt(line, 'quantity')    AS quantity,
-    toDecimal256(JSONExtractString(line, 'price_per_million'), 6) AS price_per_million,
-    toDecimal256(JSONExtractString(line, 'amount'), 12)           AS amount
-FROM sluice.invoices
-ARRAY JOIN JSONExtractArrayRaw(document, 'lines') AS line;
-
-CREATE VIEW sluice.invoiced_usage AS
-SELECT
-    tenant_id, month, usage_id, kind, model, currency, price_id, events, uncached_input_tokens, cached_input_tokens,
-    output_tokens, reasoning_tokens, cost_pico, closing.number AS number
-FROM tables.invoice_usage
-INNER JOIN
-(
-    SELECT closing_id, number
-    FROM tables.invoice_closings ORDER BY closed_at, closing_id LIMIT 1 BY tenant_id, number
-) AS closing USING (closing_id);
-
-CREATE VIEW sluice.ledger AS
-WITH counting AS
-(
-    SELECT closing_id, entry_ids
-    FROM tables.invoice_closings ORDER BY closed_at, closing_id LIMIT 1 BY tenant_id, number
-)
-SELECT
-    entry_id, tenant_id, month, kind, amount_pico, toDecimal256(amount_pico, 12) / 1000000000000 AS amount, currency,
-    reason, recorded_at, entry_id IN (SELECT arrayJoin(entry_ids) FROM counting) AS is_invoiced
-FROM
-(
-    SELECT * FROM tables.ledger_entries
-    WHERE closing_id = '' OR closing_id IN (SELECT closing_id FROM counting)
-    ORDER BY recorded_at LIMIT 1 BY entry_id
-);

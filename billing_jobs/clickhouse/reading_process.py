@@ -22,6 +22,7 @@ from billing_jobs.clickhouse.channel import ChannelClosed, receive, send
 from billing_jobs.clickhouse.errors import ClickHouseFailed, Refused
 from billing_jobs.clickhouse.snapshots import Snapshots
 from billing_jobs.embedded import EMBEDDED_DATABASE
+from billing_jobs.invoices.views import invoice_views_of_tenants
 from billing_jobs.rollups.views import usage_views
 
 OPEN_S = 30.0
@@ -179,4 +180,7 @@ class ReadingProcess:
 def _text(name: str) -> str:
     """Of this program, as it was when billing started: the tables are of its schema."""
     of_tenants = (files("billing_jobs.clickhouse") / name).read_text()
-    return of_tenants + usage_views(f"{TABLES_DATABASE}.", f"{EMBEDDED_DATABASE}.", "CREATE VIEW")
+    tables, views = f"{TABLES_DATABASE}.", f"{EMBEDDED_DATABASE}."
+    return "\n".join((
+        of_tenants, usage_views(tables, views, "CREATE VIEW"), invoice_views_of_tenants(tables, views)
+    ))  # fmt: skip
