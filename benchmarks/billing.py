@@ -235,7 +235,7 @@ RERATED = (
 
 
 @contextmanager
-def _served(folder: Path, database: Database, store: ClickHouseStore) -> Iterator[Callable[[str, str], str]]:
+def _served(folder: Path, database: Database) -> Iterator[Callable[[str, str], str]]:
     """Asks a statement as a tenant's analyst, or as the operator (``), over the interface's own HTTP."""
     tenants = folder / "tenants.toml"
     names = [f"tenant-{number:02}" for number in range(TENANTS)]
@@ -244,7 +244,7 @@ def _served(folder: Path, database: Database, store: ClickHouseStore) -> Iterato
     settings = Settings.model_validate({"data_dir": folder, "tenants_file": tenants})
     metrics, operators = BillingMetrics(CollectorRegistry()), Keyring((OPERATORS_PASSWORD.encode(),))
     directory = TomlTenantDirectory(tenants)
-    with interface(settings, database, lambda: store.writes, directory, operators, metrics) as (app, _):
+    with interface(settings, database, directory, operators, metrics) as (app, _):
         server = Server(ServerConfig(app, "127.0.0.1", 0, metrics))
         thread = threading.Thread(target=server.run)
         thread.start()
@@ -330,7 +330,7 @@ def run(*, short: bool, seed: int, events: int = 10_000_000) -> Report:
                 fill(connection, events, now_ms())
             hour_ms = settle(database, BillingMetrics(CollectorRegistry())) * 1_000
             report.add("an hour is summed in", hour_ms, "ms")
-            with _served(folder / "many", database, store) as ask:
+            with _served(folder / "many", database) as ask:
                 _questions(report, ask, times)
                 _rerate(report, database)
                 _analysts_at_once(report, ask, store)
