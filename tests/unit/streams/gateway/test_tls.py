@@ -86,6 +86,20 @@ async def test_a_socket_over_wss(redis_url: str, tmp_path: Path) -> None:
                 assert json.loads(await socket.recv())["reason"] == "going_away"
 
 
+async def test_nothing_follows_a_handshake_unasked(redis_url: str, tmp_path: Path) -> None:
+    """A client that reads in one thread and writes in another would take it while it writes, and may fail."""
+    async with secured(redis_url, tmp_path) as gateway:
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.stack.port, ssl=gateway.trust)
+        writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        async with asyncio.timeout(60):
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        connection: ssl.SSLObject = writer.get_extra_info("ssl_object")
+        assert connection.version() == "TLSv1.3"
+        assert connection.session is not None
+        assert not connection.session.has_ticket
+        writer.close()
+
+
 @pytest.mark.parametrize(
     "said", [b"", b"\x16\x03\x01", b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"], ids=["silent", "begins", "plain"]
 )
