@@ -336,7 +336,7 @@ if operation == 'restore_spent' then
   local partition, offset, nano = ARGV[14], ARGV[15], cjson.decode(ARGV[16])
   local told = sums .. ':' .. partition
   for _, alert in ipairs(cjson.decode(ARGV[17])) do note_told(sums, alert) end
-  if tonumber(redis.call('HGET', told, 'tenant') or 0) >= tonumber(nano.tenant) then return {'unchanged'} end
+  if tonumber(redis.call('HGET', told, 'tenant') or 0) >= tonumber(nano.tenant or 0) then return {'unchanged'} end
   for account, counted in pairs(nano) do
     local before = redis.call('HGET', told, account) or '0'
     redis.call('HINCRBY', sums, 'spent:' .. account, minus(before))

@@ -134,8 +134,9 @@ class Spending:
                 if told.counted > done[place]:
                     behind.pop(place, None)
                     continue
-                total = self._total(sums, done[place], told)
-                self._producer.produce(self._topics.spent.name, total.encode(), key=total.key)
+                if told.nano:  # Nothing, where it was settled before its price was known, and once more since.
+                    total = self._total(sums, done[place], told)
+                    self._producer.produce(self._topics.spent.name, total.encode(), key=total.key)
             del self._changed[sums]
         return behind
 

@@ -388,8 +388,9 @@ class ModelQuota:
         spent: Spent | None = None,
     ) -> str:  # fmt: skip
         result = self._tenant(tenant_id, limits).settle(response_id, choice, used_tokens)
-        if spent is not None and (response_id, choice) not in self.counted:
-            self.counted.add((response_id, choice))
+        is_new = (response_id, choice) not in self.counted
+        self.counted.add((response_id, choice))
+        if spent is not None and is_new:
             self.held.pop(response_id, None)
             place = (spent.partition, spent.log_id)
             self.counted_to[place] = max(self.counted_to[place], spent.offset + 1)

@@ -200,6 +200,12 @@ async def test_a_store_that_lost_its_last_second_takes_what_the_log_proves_beyon
     assert await account(again, "key:k") == Account(spent=stands + 50)
 
 
+async def test_a_sum_of_nothing_can_be_given_back(new: New) -> None:
+    quota = await new()
+    await quota.restore_spent(await quota.new_epoch(), total_of({}, offset=7))
+    assert await account(await new()) == Account()
+
+
 async def test_offsets_are_those_of_one_log(new: New) -> None:
     """Of a log that was begun anew all is counted, and how far it is says nothing of the one before."""
     quota = await new()

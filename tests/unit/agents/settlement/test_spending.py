@@ -172,6 +172,15 @@ def test_what_is_not_charged_counts_of_no_budget_and_what_has_no_price_neither(s
     assert totals(story) == []
 
 
+def test_what_was_settled_without_a_price_is_told_of_nothing_when_it_is_settled_again(story: Story) -> None:
+    """Who settled it died before its commit; its price has come since."""
+    story.reserve()
+    story.used(usage("r1"))
+    story.loop.run(story.quota.settle("acme", LIMITS, "r1", 0, 50, None))
+    story.settle()
+    assert (spent(story), totals(story), story.committed) == (0, [], 1)
+
+
 def test_a_price_that_came_since_is_read_before_usage_is_taken_for_unpriced(story: Story) -> None:
     story.settle(1)
     story.log.append(story.topics.prices.name, told_of(PRICE.starting_at(NOW)).encode())
