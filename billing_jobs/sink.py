@@ -14,7 +14,7 @@ from billing_jobs.metrics import BillingMetrics
 from billing_jobs.pricing import PRICES_SETTLE_MS, PriceBook, PriceRow
 from billing_jobs.reading import Unusable
 from billing_jobs.store import BatchStore, StoredPosition, StoreError
-from streams.clocks import is_due
+from streams.clocks import is_due, monotonic_ms
 from streams.dead_letters import letter_of
 from streams.log.port import LogConsumer, LogError, LogProducer, ProducerQueueFull, TopicPartition
 
@@ -114,6 +114,7 @@ class Sink:
         batch_wait_ms: int,
         quick_wait_ms: int,
         clock_ms: Callable[[], int],
+        monotonic_ms: Callable[[], int] = monotonic_ms,
         metrics: BillingMetrics,
     ) -> None:
         self._consumer = consumer
@@ -126,10 +127,12 @@ class Sink:
         self._log_id = ""
         self._prices: list[PriceRow] = []
         self._book = PriceBook(self._prices)
-        self._prices_read_at_ms = 0
+        self._prices_read_at_ms: int | None = None
+        """By the monotonic clock."""
         self._topic = usage_topic
         self._dead_letter_topic = dead_letter_topic
         self._clock_ms = clock_ms
+        self._monotonic_ms = monotonic_ms
         self._metrics = metrics
         self._haste = Haste(quick_wait_ms, batch_wait_ms)
         self._planner = CutPlanner(max_rows=batch_rows, max_bytes=MAX_BATCH_BYTES, haste=self._haste)
@@ -303,11 +306,13 @@ class Sink:
     def _price(self, pending: _Pending) -> None:
         """Another member may have appended a price since they were read here."""
         newest_ms = max((row.event.accepted_at_ms for row in pending.batch.usage), default=0)
-        if newest_ms < self._prices_read_at_ms - PRICES_SETTLE_MS:
-            return
-        read_at_ms = self._clock_ms()
+        read_at_ms, now_ms = self._clock_ms(), self._monotonic_ms()
+        if self._prices_read_at_ms is not None:
+            last_read_at_ms = read_at_ms - (now_ms - self._prices_read_at_ms)  # By the clock as it is set now.
+            if newest_ms < last_read_at_ms - PRICES_SETTLE_MS:
+                return
         prices = self._load_prices()
-        self._prices_read_at_ms = read_at_ms
+        self._prices_read_at_ms = now_ms
         if prices != self._prices:
             self._prices, self._book = prices, PriceBook(prices)
             pending.batch = priced(pending.batch, self._book)

@@ -25,9 +25,17 @@ WAIT_MS = 500
 @dataclass
 class Clock:
     now_ms: int = NOON_MS
+    set_back_ms: int = 0
 
     def __call__(self) -> int:
         return self.now_ms
+
+    def monotonic_ms(self) -> int:
+        return self.now_ms + self.set_back_ms
+
+    def set_back(self, by_ms: int) -> None:
+        self.now_ms -= by_ms
+        self.set_back_ms += by_ms
 
 
 @dataclass
@@ -81,6 +89,7 @@ class World:
             batch_wait_ms=self.batch_wait_ms,
             quick_wait_ms=WAIT_MS,
             clock_ms=self.clock,
+            monotonic_ms=self.clock.monotonic_ms,
             metrics=BillingMetrics(registry),
         )
         return Member(sink, consumer, registry)

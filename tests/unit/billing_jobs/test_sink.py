@@ -301,6 +301,21 @@ def test_prices_are_read_again_for_what_is_younger_than_the_last_reading_alone()
     assert (len(world.stored_offsets()), world.price_reads) == (21, 2)
 
 
+def test_a_clock_that_is_set_back_hides_no_price_from_who_has_read_them_before() -> None:
+    world = World()
+    member = world.member()
+    put_usage(world, 0, 0)
+    world.steps(member)
+    world.clock.set_back(3_600_000)
+    begins_ms = world.clock.now_ms + PRICES_SETTLE_MS
+    world.prices.append(replace(PRICE, valid_from_ms=begins_ms, uncached_input_pico=1_000))
+    world.clock.now_ms = begins_ms + 1
+    event = usage_event(1, accepted_at_ms=begins_ms, ended_at_ms=begins_ms + 1, first_token_at_ms=0)
+    world.append(event.encode())
+    world.steps(member)
+    assert world.store.column("usage_events", "price_id") == ["tiny@0", f"tiny@{begins_ms}"]
+
+
 def test_what_cannot_be_priced_now_waits() -> None:
     world = World(prices_away=True)
     member = world.member()
@@ -319,7 +334,7 @@ def test_a_clock_that_is_set_back_holds_up_neither_what_is_tried_again_nor_progr
     world.steps(member)
     assert world.stored_offsets() == []
     world.prices_away = False
-    world.clock.now_ms -= 3_600_000
+    world.clock.set_back(3_600_000)
     world.steps(member, each_ms=MAX_BACKOFF_MS)
     assert world.stored_offsets() == [0, 1, 2]
     assert member.sink.progress.lag_records == 0
