@@ -208,13 +208,7 @@ def _run(settings: Settings) -> int:
         else:
             sql, analysts = stack.enter_context(_embedded(settings, database, metrics))
             configs.append(analysts)
-        desk = stack.enter_context(
-            closing(
-                price_desk(
-                    lambda: ClickHouseStore(database.connection()), settings.billing.query_timeout_s, teller.tell
-                )
-            )
-        )
+        desk = stack.enter_context(closing(price_desk(lambda: ClickHouseStore(database.connection()), teller.tell)))
         app = create_app(
             keyring=settings.keyring(Purpose.BILLING),
             usage_reader=usage,

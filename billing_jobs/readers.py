@@ -18,6 +18,8 @@ class Closable(Protocol):
 T = TypeVar("T")
 R = TypeVar("R", bound=Closable)
 
+LONGEST_S = 600.0
+"""For the operator, who is one person, where millions of events are counted."""
 RETRY_AFTER_S = 2
 """Advice to who was turned away."""
 

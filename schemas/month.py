@@ -1,11 +1,13 @@
 """Months of UTC, in which what was accepted is billed and counts for budgets, whenever it is settled."""
 
+import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Self
 
 _LATEST_S = int(datetime(9999, 1, 1, tzinfo=UTC).timestamp())
 """What comes later counts for that month: later ones have no end that can be told."""
+_TEXT = re.compile(r"(20\d\d)-(0[1-9]|1[0-2])", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -19,6 +21,14 @@ class Month:
     def at(cls, at_ms: int) -> Self:
         moment = datetime.fromtimestamp(min(at_ms // 1_000, _LATEST_S), UTC)
         return cls(moment.year, moment.month)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Raises ValueError."""
+        found = _TEXT.fullmatch(text)
+        if found is None:
+            raise ValueError(f"{text[:40]!r} is no month such as 2027-03")
+        return cls(int(found[1]), int(found[2]))
 
     @property
     def start_ms(self) -> int:

@@ -16,7 +16,6 @@ MINOR_DIGITS = {"USD": 2, "EUR": 2}
 MAX_ENTRY_PICO = 10**9 * PICO_PER_UNIT
 """Of one entry that somebody types: beyond it a digit too many is likelier than a credit."""
 _AMOUNT = re.compile(r"-?[0-9]{1,10}(\.[0-9]{1,12})?")
-_MONTH = re.compile(r"(20\d\d)-(0[1-9]|1[0-2])", re.ASCII)
 
 
 class InvoiceRefused(ValueError):
@@ -32,10 +31,10 @@ class InvoiceRefused(ValueError):
 
 def parse_month(text: str) -> Month:
     """`2027-03`. Raises InvoiceRefused."""
-    found = _MONTH.fullmatch(text)
-    if found is None:
-        raise InvoiceRefused(f"month: {text[:40]!r} is no month such as 2027-03", "month")
-    return Month(int(found[1]), int(found[2]))
+    try:
+        return Month.parse(text)
+    except ValueError as error:
+        raise InvoiceRefused(f"month: {error}", "month") from None
 
 
 def per_million(pico_per_token: int) -> str:

@@ -28,13 +28,19 @@ from billing_jobs.rollups.tables import NotSummed
 from schemas.money import decimal_units
 from schemas.month import Month
 
+REPEATED_MS = 86_400_000
+"""For so long a command whose answer was lost is given again, also behind the end of its month."""
+
 _log = structlog.get_logger()
 
 
 class CloseAsked(BaseModel):
+    """`expected`: currency → `exact` of the draft that was agreed to; None: whatever it is by now."""
+
     model_config = ConfigDict(extra="forbid")
 
     actor: str = Field(min_length=1, max_length=200)
+    expected: dict[str, str] | None = Field(default=None, max_length=100)
 
 
 class DropAsked(BaseModel):
@@ -125,6 +131,12 @@ class InvoiceDesk:
         closing_id = f"closing_{secrets.token_hex(16)}"
         counted = self._tables.count(closing_id, tenant_id, of_month, [each.closing.month for each in before])
         invoices = self._invoices(closing, counted)
+        made = {invoice.currency: decimal_units(invoice.exact_pico) for invoice in invoices}
+        if asked.expected is not None and made != asked.expected:
+            raise InvoiceRefused(
+                f"expected: more came since; {of_month} of {tenant_id} makes {made} by now: look at the draft again",
+                "expected", 409,
+            )  # fmt: skip
         self._tables.add(closing_id, [entry for invoice in invoices for entry in invoice.new_entries()])
         documents = [invoice.document() for invoice in invoices]
         closed = Closed(
@@ -199,24 +211,36 @@ class InvoiceDesk:
         return {"entries": [{**_entry(entry), "is_invoiced": is_invoiced} for entry, is_invoiced in found]}
 
     def record(self, asked: EntryAsked) -> dict[str, Any]:
-        """An entry that stands there already, with this tenant, month, amount and reason, is told and not repeated."""
+        """An entry that stands there already, with this tenant, month, amount and reason, is told and not repeated; of
+        no month, also where it was recorded within `REPEATED_MS`, of the month before.
+        """
         pico, currency = pico_of(asked.amount), check_currency(asked.currency)
         now_ms = self._clock_ms()
-        month = Month.at(now_ms) if asked.month is None else parse_month(asked.month)
         if asked.kind == "credit" and pico < 0:
             raise InvoiceRefused("amount: a credit is above 0; what a tenant owes is a correction", "amount")
         self._require_known(asked.tenant_id)
         amount_pico = -pico if asked.kind == "credit" else pico
-        entry_id = derived_id(asked.tenant_id, str(month), asked.kind, str(amount_pico), currency, asked.reason)
-        known = self._tables.entry(asked.tenant_id, entry_id)
-        if known is None:
-            entry = Entry(
+
+        def entry_of(month: Month) -> Entry:
+            entry_id = derived_id(asked.tenant_id, str(month), asked.kind, str(amount_pico), currency, asked.reason)
+            return Entry(
                 entry_id, asked.tenant_id, month, asked.kind, amount_pico, currency, asked.reason, asked.actor, now_ms
             )
-            self._tables.record(entry)
-            _log.info("ledger_entry_recorded", tenant=asked.tenant_id, entry=entry_id, kind=asked.kind)
-            return {**_entry(entry), "is_repeat": False}
-        return {**_entry(known), "is_repeat": True}
+
+        if asked.month is None:
+            month, earlier = Month.at(now_ms), Month.at(now_ms - REPEATED_MS)
+            known = self._tables.entry(asked.tenant_id, entry_of(earlier).entry_id)
+            if known is not None and now_ms - known.recorded_at_ms <= REPEATED_MS:
+                return {**_entry(known), "is_repeat": True}
+        else:
+            month = parse_month(asked.month)
+        entry = entry_of(month)
+        known = self._tables.entry(asked.tenant_id, entry.entry_id)
+        if known is not None:
+            return {**_entry(known), "is_repeat": True}
+        self._tables.record(entry)
+        _log.info("ledger_entry_recorded", tenant=asked.tenant_id, entry=entry.entry_id, kind=asked.kind)
+        return {**_entry(entry), "is_repeat": False}
 
     # -- parts ----------------------------------------------------------------------------------------------------
 

@@ -17,12 +17,10 @@ from billing_jobs.invoices.amounts import InvoiceRefused
 from billing_jobs.invoices.core import CountsDiffer
 from billing_jobs.invoices.desk import CloseAsked, DropAsked, EntryAsked, InvoiceDesk
 from billing_jobs.invoices.tables import InvoiceTables
-from billing_jobs.readers import ReaderPool
+from billing_jobs.readers import LONGEST_S, ReaderPool
 from streams.clocks import now_ms
 
 MAX_WAITING = 64
-LONGEST_S = 600.0
-"""Counting millions of events takes its time, and who waits for a closing is one person."""
 CODES = {400: "invalid_value", 404: "not_found", 409: "invoice_refused"}
 
 

@@ -1,5 +1,7 @@
 """The command's frame: its options, what it prints to, and how it finds what runs on a folder."""
 
+import getpass
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -66,6 +68,14 @@ def run_of(folder: DataFolder) -> RunRecord | None:
 
 def nothing_runs(folder: DataFolder) -> CommandError:
     return CommandError(f"nothing runs on {folder.path}; start it with: sluice up{data_option(folder.path)}")
+
+
+def who_asks() -> str:
+    """Who is written down as having asked: the user's name, or its number where a container gives it none."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"uid {os.getuid()}"
 
 
 def running(data: Path) -> tuple[DataFolder, RunRecord]:

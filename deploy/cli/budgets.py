@@ -20,6 +20,9 @@ from streams.redis_client import connect_quota
 from streams.settings import Settings
 from streams.toml_directory import read_tenants
 
+KEPT_MS = 40 * 86_400_000
+"""`MONEY_KEPT_MS` of the quota store's scripts."""
+
 MonthOption = Annotated[
     str, typer.Option("--month", help="As 2026-11, by UTC, not more than 40 days back; without it, the running one.")
 ]
@@ -69,6 +72,18 @@ async def rows_of(settings: Settings, tenants: list[Tenant], month: str) -> list
         await redis.aclose()
 
 
+def _month_of(text: str) -> Month:
+    """Raises CommandError: of what is kept no more nothing would seem to be spent."""
+    now = now_ms()
+    try:
+        month = Month.parse(text) if text else Month.at(now)
+    except ValueError as error:
+        raise CommandError(f"--month: {error}") from None
+    if month.end_ms < now - KEPT_MS:
+        raise CommandError(f"--month: what was spent in {month} is kept no more; `sluice usage` tells it")
+    return month
+
+
 @app.command()
 def budgets(
     tenant: Annotated[str, typer.Option(help="Of this one alone.")] = "",
@@ -77,12 +92,13 @@ def budgets(
     as_json: JsonOption = False,
 ) -> None:
     """Shows every budget with what is spent of it, and what is held for answers that run."""
+    of_month = _month_of(month)
     _, run = running(data)
     settings = settings_of(run)
     tenants = [each for each in read_tenants(settings.tenants_file) if tenant in ("", each.tenant_id)]
     if not tenants:
         raise CommandError(f"no tenant {tenant!r}")
-    rows = asyncio.run(rows_of(settings, tenants, month or str(Month.at(now_ms()))))
+    rows = asyncio.run(rows_of(settings, tenants, str(of_month)))
     if as_json:
         print(json.dumps([asdict(row) for row in rows], indent=1))
         return

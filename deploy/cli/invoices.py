@@ -1,6 +1,5 @@
 """`sluice invoice` and `sluice ledger`: what a tenant owes for a month, and what is added to that or taken off."""
 
-import getpass
 import json
 import sys
 from collections.abc import Callable
@@ -15,8 +14,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from billing_jobs.invoices.pages import CLASSES, KINDS, csv_of, html_of
-from billing_jobs.invoices.routes import LONGEST_S
-from deploy.cli.app import CommandError, DataOption, JsonOption, app, err, out, running, settings_of
+from billing_jobs.readers import LONGEST_S
+from deploy.cli.app import CommandError, DataOption, JsonOption, app, err, out, running, settings_of, who_asks
 from deploy.cli.billing import YesOption, billing
 from deploy.cli.questions import ask_billing
 from deploy.paths import DEFAULT_DATA
@@ -151,11 +150,14 @@ def invoice_close(
     shape: FormatOption = Shape.TEXT,
 ) -> None:
     """Makes a month's invoices, once it is over and all of it is stored. What comes later is on the next ones."""
+    asked: dict[str, Any] = {"actor": who_asks()}
     if not yes:
-        print_invoices(_ask(data, "GET", _of(tenant, month, "/draft")))
+        draft = _ask(data, "GET", _of(tenant, month, "/draft"))
+        print_invoices(draft)
         if not typer.confirm("Close the month so?", err=True):
             raise CommandError("nothing was changed")
-    _show(_ask(data, "POST", _of(tenant, month, "/close"), {"actor": getpass.getuser()}), shape)
+        asked["expected"] = {invoice["currency"]: invoice["exact"] for invoice in draft["invoices"]}
+    _show(_ask(data, "POST", _of(tenant, month, "/close"), asked), shape)
 
 
 @invoice_app.command("check")
@@ -199,7 +201,7 @@ def ledger_list(tenant: TenantArgument, data: DataOption = DEFAULT_DATA, as_json
 def _record(data: Path, kind: str, tenant: str, amount: str, currency: str, reason: str, month: str | None) -> None:
     body = {
         "tenant_id": tenant, "kind": kind, "amount": amount, "currency": currency, "reason": reason, "month": month,
-        "actor": getpass.getuser(),
+        "actor": who_asks(),
     }  # fmt: skip
     entry = _ask(data, "POST", "/internal/ledger", body)
     said = "stands there already" if entry["is_repeat"] else "recorded"
@@ -236,6 +238,6 @@ def drop_month(
     """Removes a month's usage events for good, if each of them is on an invoice. Invoices stay as they are."""
     if not yes and not typer.confirm(f"Remove all usage events of {month}?", err=True):
         raise CommandError("nothing was changed")
-    body = {"month": month, "reason": reason, "actor": getpass.getuser()}
+    body = {"month": month, "reason": reason, "actor": who_asks()}
     done = _ask(data, "POST", "/internal/dropped-months", body)
     out.print(f"{done['events']} events of {done['month']} are gone")

@@ -1,6 +1,5 @@
 """`sluice prices`: what is charged, and from when on something else is."""
 
-import getpass
 import json
 import tomllib
 from datetime import UTC, datetime
@@ -12,7 +11,8 @@ import typer
 from rich.table import Table
 
 from billing_jobs.pricing import PRICED_CLASSES, PRICES_SETTLE_MS
-from deploy.cli.app import CommandError, DataOption, JsonOption, app, err, out, running, settings_of
+from billing_jobs.readers import LONGEST_S
+from deploy.cli.app import CommandError, DataOption, JsonOption, app, err, out, running, settings_of, who_asks
 from deploy.cli.questions import ask_billing
 from deploy.paths import DEFAULT_DATA
 from schemas.money import PICO_PER_UNIT
@@ -167,7 +167,7 @@ def prices_plan(
     """
     _, run = running(data)
     settings = settings_of(run)
-    planned = ask_billing(settings, "POST", "/internal/prices/plan", _body(settings, file, since, until))
+    planned = ask_billing(settings, "POST", "/internal/prices/plan", _body(settings, file, since, until), LONGEST_S)
     if as_json:
         print(json.dumps(planned, indent=1))
     elif planned["changes"] or planned["gpu_hours"]:
@@ -190,13 +190,13 @@ def prices_apply(
     _, run = running(data)
     settings = settings_of(run)
     body = _body(settings, file, since, until)
-    planned = ask_billing(settings, "POST", "/internal/prices/plan", body)
+    planned = ask_billing(settings, "POST", "/internal/prices/plan", body, LONGEST_S)
     if not planned["changes"] and not planned["gpu_hours"]:
         err.print(f"the prices of {_source(file)} are in force")
         return
     _show(planned)
     if not yes and not typer.confirm("Charge so?"):
         raise CommandError("nothing was changed")
-    named = {"version": planned["version"], "actor": getpass.getuser(), "reason": reason}
-    done = ask_billing(settings, "POST", "/internal/prices/apply", {**body, **named})
+    named = {"version": planned["version"], "actor": who_asks(), "reason": reason}
+    done = ask_billing(settings, "POST", "/internal/prices/apply", {**body, **named}, LONGEST_S)
     out.print(f"version {done['version']}: {len(done['applied']) + len(done['gpu_hours'])} prices")

@@ -25,7 +25,7 @@ from billing_jobs.reconciliation.tables import PAGE_ROWS, Ask, Tables
 from billing_jobs.reconciliation.watch import SETTLE_MS
 from billing_jobs.reconciliation.wiring import asking as asking_tables
 from billing_jobs.store import ClickHouseStore, Database
-from deploy.cli.app import CommandError, DataOption, JsonOption, err, out, running, settings_of
+from deploy.cli.app import CommandError, DataOption, JsonOption, err, out, running, settings_of, undone_by_signals
 from deploy.cli.billing import billing
 from deploy.cli.questions import ask_billing, query
 from deploy.paths import DEFAULT_DATA
@@ -222,6 +222,7 @@ def rebuild_command(
         raise CommandError(f"{into} is not empty")
     span = span_of(settings, since, until, settle)
     with ExitStack() as stack:
+        stack.enter_context(undone_by_signals())  # Else usage of all tenants would be left in that folder.
         folder = _own_folder(into) if into else Path(stack.enter_context(TemporaryDirectory(prefix="sluice-rebuild-")))
         consumer = stack.enter_context(closing(KafkaConsumer(settings.kafka, None, "sluice-rebuild")))
         log = kept(consumer, settings.topics.usage.name)

@@ -148,6 +148,8 @@ def usage(
     """What was used and what it cost, in buckets: of all tenants, or with a key of its own."""
     if as_json and as_csv:
         raise CommandError("--json or --csv, not both")
+    if api_key is not None and tenant is not None:
+        raise CommandError("--tenant is for the operator: a key (--api-key, SLUICE_API_KEY) asks of its own tenant")
     groups = [name for part in group_by.split(",") if (name := part.strip())]
     query = _query(tenant, since, until, width, groups)
     if api_key is None:

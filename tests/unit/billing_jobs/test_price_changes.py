@@ -164,7 +164,7 @@ def test_what_was_used_is_compared_where_its_price_changes_and_once() -> None:
 @pytest.fixture
 async def billing(database: Database) -> AsyncIterator[httpx.AsyncClient]:
     unused: Any = None
-    with closing(price_desk(lambda: ClickHouseStore(database.connection()), 60, lambda _rows: None)) as desk:
+    with closing(price_desk(lambda: ClickHouseStore(database.connection()), lambda _rows: None)) as desk:
         app = create_app(
             keyring=Keyring((SECRET.encode(),)), usage_reader=unused, sql=unused, price_desk=desk, progress=unused
         )

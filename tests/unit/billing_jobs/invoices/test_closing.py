@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from billing_jobs.invoices.amounts import InvoiceRefused
-from billing_jobs.invoices.desk import DropAsked
+from billing_jobs.invoices.desk import REPEATED_MS, CloseAsked, DropAsked
 from billing_jobs.invoices.tables import InvoiceTables
 from billing_jobs.store import Database
 from schemas.base import Scope
@@ -323,6 +323,32 @@ def test_an_entry_is_recorded_once_and_stands_on_the_next_invoice(world: Closing
     world.recorded("2", "correction", reason="a licence")
     [next_one] = world.closed(DECEMBER)
     assert next_one["total"] == "0.25", "what credits exceed the usage by goes on to the next invoice"
+
+
+def test_a_credit_that_is_given_again_behind_the_end_of_its_month_is_recognised(world: ClosingWorld) -> None:
+    world.stored([event_in(NOVEMBER, 1)])
+    world.now_ms = DECEMBER.end_ms - 1_000
+    entry = world.recorded("1.50", month=None)
+    world.now_ms = DECEMBER.end_ms + 1_000
+    assert world.recorded("1.50", month=None) == {**entry, "is_repeat": True}
+    assert entry["month"] == "2025-12"
+    world.now_ms += REPEATED_MS
+    assert world.recorded("1.50", month=None)["month"] == "2026-01", "the next month's, by then"
+
+
+def test_a_month_is_not_closed_as_nobody_has_seen_it(world: ClosingWorld) -> None:
+    world.stored([event_in(NOVEMBER, 1)])
+    [draft] = world.desk.draft("acme", "2025-11")["invoices"]
+    world.stored([event_in(NOVEMBER, 2)])
+    asked = CloseAsked(actor="kim", expected={"USD": draft["exact"]})
+    with pytest.raises(InvoiceRefused, match="look at the draft again") as refused:
+        world.desk.close_month("acme", "2025-11", asked)
+    assert refused.value.status == 409
+    [draft] = world.desk.draft("acme", "2025-11")["invoices"]
+    [invoice] = world.desk.close_month("acme", "2025-11", CloseAsked(actor="kim", expected={"USD": draft["exact"]}))[
+        "invoices"
+    ]
+    assert (exact(invoice), len(invoice["lines"])) == (2 * COST_PICO, len(draft["lines"]))
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,17 @@
 """`sluice invoice` and `sluice ledger`, through the routes, over a real ClickHouse."""
 
 import csv
+import getpass
 import hashlib
 import io
 import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any
 
 import pytest
+import typer
 from fastapi.testclient import TestClient
 from typer.testing import CliRunner, Result
 
@@ -91,6 +94,29 @@ def test_who_does_not_confirm_closes_nothing(sluice: Sluice, world: ClosingWorld
     refused = sluice("invoice", "close", "acme", "2025-11")
     assert refused.exit_code != 0
     assert world.rows("SELECT count() FROM invoice_closings") == [(0,)]
+
+
+def test_who_confirms_closes_what_was_shown_and_nothing_else(
+    sluice: Sluice, world: ClosingWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def comes_late(_question: str, **_how: Any) -> bool:
+        world.stored([event_in(NOVEMBER, 9)])
+        return True
+
+    with monkeypatch.context() as late:
+        late.setattr(typer, "confirm", comes_late)
+        refused = sluice("invoice", "close", "acme", "2025-11")
+    assert "look at the draft again" in str(refused.exception)
+    assert world.rows("SELECT count() FROM invoice_closings") == [(0,)]
+    monkeypatch.setattr(getpass, "getuser", nameless)
+    monkeypatch.setattr(typer, "confirm", lambda _question, **_how: True)
+    done(sluice("invoice", "close", "acme", "2025-11"))
+    assert world.rows("SELECT actor FROM invoice_closings") == [(f"uid {os.getuid()}",)]
+
+
+def nameless() -> str:
+    """As in a container whose user stands in no list."""
+    raise KeyError("getpwuid(): uid not found")
 
 
 def test_what_cannot_be_made_again_is_a_failure(sluice: Sluice, world: ClosingWorld) -> None:

@@ -2,10 +2,13 @@
 
 import uuid
 
+import pytest
 from redis.asyncio import Redis
+from typer.testing import CliRunner
 
 from agents.quota.beside import Beside, Hold, Spent
 from agents.quota.store import RedisQuota
+from deploy.cli.app import CommandError, app
 from deploy.cli.budgets import _rows
 from schemas.month import Month
 from streams.directory import Budget, Limits, Tenant
@@ -32,3 +35,11 @@ async def test_each_budget_is_shown_with_what_is_spent_held_and_left(redis_url: 
         ("project:web", "1.6", "1.5", "0.25", "-0.15", 93, False),
         ("project:other", "0", "0", "0", "0", 100, True),
     ]
+
+
+@pytest.mark.parametrize(
+    ("month", "says"), [("2026-1", "no month"), ("11-2026", "no month"), ("2020-01", "kept no more")]
+)
+def test_a_month_of_which_nothing_is_known_has_no_full_budget(month: str, says: str) -> None:
+    with pytest.raises(CommandError, match=says):
+        CliRunner().invoke(app, ["budgets", "--month", month], catch_exceptions=False)

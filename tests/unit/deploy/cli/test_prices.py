@@ -41,7 +41,10 @@ class Billing:
         self.asked: list[tuple[str, dict[str, Any] | None]] = []
         self.planned: dict[str, Any] = {"version": 4, "compared_days": 30, "changes": [], "gpu_hours": []}
 
-    def __call__(self, _settings: Settings, _method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+    def __call__(
+        self, _settings: Settings, _method: str, path: str, body: dict[str, Any] | None = None, wait_s: float = 0
+    ) -> Any:
+        assert body is None or wait_s > 60, "a month of usage is summed"
         self.asked.append((path, body))
         done = {"version": 5, "applied": self.planned["changes"], "gpu_hours": self.planned["gpu_hours"]}
         return done if path.endswith("/apply") else self.planned

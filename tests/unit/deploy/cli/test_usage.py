@@ -110,6 +110,7 @@ def test_a_tenants_key_is_asked_at_the_gateway(billing: Billing, monkeypatch: py
         (("--width", "2h"), "bucket_width"),
         (("--to", "2025-11-01"), "end_time"),
         (("--json", "--csv"), "not both"),
+        (("--tenant", "acme", "--api-key", "sk-mine"), "for the operator"),
     ],
 )
 def test_a_wrong_word_is_named(words: tuple[str, ...], says: str) -> None:
