@@ -79,6 +79,7 @@ def run(settings: Settings) -> int:
         health = HealthServer(settings.health_host, settings.health_port, ready)
         _log.info("settlement_starts", health_port=health.port)
         try:
+            spending.wait_for_prices(stopping)
             settlement.start()
             collect_seldom()
             while not stopping.is_set():

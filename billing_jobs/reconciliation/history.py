@@ -20,20 +20,23 @@ class Reconciliations:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    def last(self) -> Last | None:
+    def last(self, now_ms: int) -> Last | None:
+        """Of those that a clock which was ahead has not put into the future."""
         with self._connection.client() as client:
             to_ms, checked_at_ms, rows = client.query(
                 "SELECT max(toUnixTimestamp64Milli(to_at)), max(toUnixTimestamp64Milli(checked_at)), count()"
-                " FROM reconciliations"
+                " FROM reconciliations WHERE checked_at <= fromUnixTimestamp64Milli({now_ms:Int64}, 'UTC')",
+                parameters={"now_ms": now_ms},
             ).first_row
         return Last(int(to_ms), int(checked_at_ms)) if rows else None
 
-    def add(self, report: Report) -> None:
+    def add(self, report: Report, now_ms: int) -> None:
         usage, delivered, generated = (
             report.compared.get(source, NOTHING) for source in ("usage", "delivered", "generated")
         )
         hours = report.hours
         row = {
+            "checked_at": _moment(now_ms),
             "from_at": _moment(report.span.from_ms),
             "to_at": _moment(report.span.to_ms),
             "usage_rows": usage.rows,

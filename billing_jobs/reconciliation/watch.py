@@ -28,6 +28,7 @@ from billing_jobs.sink import Progress
 from billing_jobs.store import StoreError
 from schemas.alert import Alert
 from schemas.codec import Undecodable, decode
+from streams.clocks import is_due
 from streams.log.port import LogConsumer, LogError, LogProducer, LogRecord
 from streams.log.reading import kept_offsets, read_offsets
 from streams.topics import WORK_RETENTION_MS
@@ -87,6 +88,7 @@ class Watch:
         self._standing: Standing | None = None
         self._through_ms = 0
         self._due_ms = 0
+        self._looked_at_ms = 0
 
     def run(self) -> None:
         """Until `stop` is set. What fails is said, and tried again."""
@@ -103,7 +105,7 @@ class Watch:
             standing = self._standing or self._read_standing()
             self._standing = standing
             self._lag(standing, now_ms)
-            if self._period_ms and now_ms >= self._due_ms:
+            if self._period_ms and is_due(self._due_ms, now_ms, max(self._period_ms, SETTLE_MS)):
                 # A billing process beside this one may have raised some since, and be gone.
                 standing = self._standing = self._read_standing()
                 self._look(standing, now_ms)
@@ -134,7 +136,7 @@ class Watch:
         report.left_out += left_out
         self._tell(standing.looked(report, now_ms))
         self._note(report)
-        self._history.add(report)
+        self._history.add(report, now_ms)
         self._through_ms = span.to_ms
         self._look_again(standing, recounts, now_ms)
         kept_from_ms = min([span.to_ms, *(hour_of(alert) for alert in standing.differences("generated"))])
@@ -147,7 +149,10 @@ class Watch:
         return settled_ms - settled_ms % SLOT_MS
 
     def _next_span(self, now_ms: int) -> tuple[Span | None, list[str]]:
-        last = self._history.last()
+        if now_ms < self._looked_at_ms:  # The clock was ahead: what it made a past hour may have grown since.
+            self._through_ms = 0
+        self._looked_at_ms = now_ms
+        last = self._history.last(now_ms)
         if last is not None and self._through_ms < last.to_ms:
             is_anothers = self._through_ms and last.checked_at_ms > now_ms - self._period_ms // 2
             self._through_ms = last.to_ms

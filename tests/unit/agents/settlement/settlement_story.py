@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from agents.quota.port import Reserved
 from agents.settlement.core import Settlement
-from agents.settlement.spending import Spending
+from agents.settlement.spending import Prices, Spending
 from schemas.admission import Decision
 from schemas.base import Scope
 from schemas.codec import Undecodable
@@ -14,7 +14,7 @@ from schemas.request import Lane
 from schemas.usage import DeliveredCount, UsageEvent
 from streams.directory import Limits, Tenant
 from streams.log.memory import MemoryLog
-from streams.log.port import TopicPartition
+from streams.log.port import LogProducer, TopicPartition
 from streams.price_list import PriceList, PriceReader, told_of
 from streams.pricing import PriceRow
 from streams.topics import Topics
@@ -58,16 +58,20 @@ class Story:
         self.unreadable: list[Undecodable] = []
         self.settlement = self.incarnation()
 
+    def spending(self, reader: Prices, producer: LogProducer | None = None) -> Spending:
+        return Spending(
+            topics=self.topics, producer=self.log.producer("p") if producer is None else producer, quota=self.quota,
+            region="local", directory=self.directory, prices=self.prices, reader=reader, clock_ms=lambda: self.now_ms,
+            log_id=lambda: self.log_id,
+        )  # fmt: skip
+
     def incarnation(self, client_id: str = "settlement") -> Settlement:
         producer = self.log.producer(f"{client_id}-producer")
         reader = PriceReader(
             lambda: self.log.consumer(None, f"{client_id}-prices"), self.topics.prices.name, self.prices,
             lambda _record, error: self.unreadable.append(error),
         )  # fmt: skip
-        spending = Spending(
-            topics=self.topics, producer=producer, quota=self.quota, directory=self.directory, region="local",
-            prices=self.prices, reader=reader, clock_ms=lambda: self.now_ms, log_id=lambda: self.log_id,
-        )  # fmt: skip
+        spending = self.spending(reader, producer)
         settlement = Settlement(
             topics=self.topics, consumer=self.log.consumer("settlement", client_id), producer=producer,
             quota=self.quota, directory=self.directory, queued=self, spending=spending,

@@ -1,6 +1,7 @@
 """What is spent is told before a commit; budgets that are nearly spent are told, and what fits no more is cancelled."""
 
 from collections.abc import Iterator
+from threading import Event
 
 import pytest
 
@@ -8,7 +9,7 @@ from agents.admission.spent_recovery import SpentReading, SpentRebuild
 from agents.quota.beside import Held
 from agents.quota.charges import spent_of
 from agents.quota.port import EpochLost
-from agents.settlement import core
+from agents.settlement import core, spending
 from agents.settlement.core import REMEMBERED_MS
 from schemas.alert import Alert
 from schemas.base import Scope
@@ -18,6 +19,7 @@ from schemas.month import Month
 from schemas.spent import SpentTotal
 from schemas.usage import UsageEvent
 from streams.directory import ApiKey, Budget, Tenant
+from streams.log.port import LogError
 from streams.price_list import told_of
 from streams.pricing import PriceBook, PriceRow
 from tests.unit.agents.settlement.settlement_story import LIMITS, NOW, Story, usage
@@ -187,6 +189,33 @@ def test_a_price_that_came_since_is_read_before_usage_is_taken_for_unpriced(stor
     story.used(usage("r1"))
     story.settle()
     assert spent(story) == LINE_NANO
+
+
+class _Prices:
+    """Of a log that answers after so many calls, or whose operator says that nobody may read it."""
+
+    def __init__(self, failures: int, *, retriable: bool = True) -> None:
+        self.failures, self.retriable = failures, retriable
+
+    def read_on(self) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise LogError("no broker", retriable=self.retriable)
+
+    def read_again(self) -> bool:
+        return False
+
+
+def test_who_begins_before_the_log_waits_for_its_prices(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spending, "RETRY_S", 0)
+    reader = _Prices(failures=3)
+    story.spending(reader).wait_for_prices(Event())
+    assert reader.failures == 0
+    with pytest.raises(LogError):
+        story.spending(_Prices(failures=1, retriable=False)).wait_for_prices(Event())
+    stopping = Event()
+    stopping.set()
+    story.spending(_Prices(failures=1)).wait_for_prices(stopping)
 
 
 def test_what_is_settled_behind_the_end_of_its_month_counts_for_that(story: Story) -> None:

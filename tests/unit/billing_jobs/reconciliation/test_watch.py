@@ -155,6 +155,26 @@ def test_what_was_billed_since_the_last_look_is_compared_and_nothing_twice(world
     again.close()
 
 
+@pytest.mark.parametrize("begins_again", [False, True])
+def test_a_clock_that_was_ahead_leaves_no_hour_uncompared(world: World, begins_again: bool) -> None:
+    watch = world.watch()
+    world.look(watch, 20 * 60_000)
+    world.now_ms += 3 * HOUR_MS
+    for _ in range(5):
+        world.step(watch, 5_000)
+    assert world.looks()[-1][1] > NOON_MS + 3 * HOUR_MS - SETTLE_MS, "as if it were that late"
+    world.now_ms -= 3 * HOUR_MS
+    if begins_again:
+        watch.close()
+        watch = world.watch()
+    looked_before = len(world.looks())
+    world.usage(usage_event(1, **BEFORE))
+    world.look(watch, 40 * 60_000)
+    assert len(world.looks()) > looked_before
+    assert [alert.kind for alert in world.alerts()] == ["billing_difference"]
+    watch.close()
+
+
 def test_what_differs_is_alerted_once_and_resolved_when_it_is_equal_again(world: World) -> None:
     watch = world.watch()
     world.usage(usage_event(1, **BEFORE))
