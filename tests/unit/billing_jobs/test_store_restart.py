@@ -17,27 +17,25 @@ from billing_jobs.store import SCHEMA_VERSION, ClickHouseStore, Database, Schema
 from tests.unit.billing_jobs.test_store import execute, query, usage_batch
 
 
-def test_rows_lost_behind_their_token_are_put_back(tmp_path: Path) -> None:
+def test_rows_lost_behind_their_token_are_put_back_however_often(tmp_path: Path) -> None:
     """Killed after the engine noted the token and before the rows were visible: the token alone would drop them."""
-    path = tmp_path / "clickhouse"
-    with closing(Database.embedded(path)) as database:
-        database.open()
-        with closing(ClickHouseStore(database.connection())) as store:
-            store.insert(usage_batch(0, 4), again=False)
-            [part] = query(
-                database,
-                "SELECT path FROM system.parts WHERE table = 'usage_events' AND active",
-                first_column=True,
-            )
-    shutil.rmtree(part)
-    with closing(Database.embedded(path)) as database:
-        database.open()
-        with closing(ClickHouseStore(database.connection())) as store:
-            store.insert(usage_batch(0, 4), again=False)
-            assert query(database, "SELECT count() FROM usage_events") == [(0,)], "the hazard is gone: simplify insert"
-            store.insert(usage_batch(0, 4), again=True)
-            store.insert(usage_batch(0, 4), again=True)
-            assert query(database, "SELECT count() FROM usage_events") == [(5,)]
+    path, parts = tmp_path / "clickhouse", list[str]()
+    for again in (False, True, True):
+        for part in parts:
+            shutil.rmtree(part)
+        with closing(Database.embedded(path)) as database:
+            database.open()
+            with closing(ClickHouseStore(database.connection())) as store:
+                store.insert(usage_batch(0, 4), again=False)
+                if again:
+                    rows = query(database, "SELECT count() FROM usage_events")
+                    assert rows == [(0,)], "the hazard is gone: simplify insert"
+                    store.insert(usage_batch(0, 4), again=True)
+                store.insert(usage_batch(0, 4), again=True)
+                assert query(database, "SELECT count() FROM usage_events") == [(5,)]
+                parts = query(
+                    database, "SELECT path FROM system.parts WHERE table = 'usage_events' AND active", first_column=True
+                )
 
 
 def test_tables_survive_a_restart_and_those_of_a_newer_program_are_refused(tmp_path: Path) -> None:
