@@ -64,8 +64,9 @@ def check_settings(settings: Settings) -> None:
 
 def append_first_prices(store: ClickHouseStore, settings: Settings, metrics: BillingMetrics) -> None:
     """Of models that have none, and of GPUs of such pools. A price that the settings' catalogue changes is told, and
-    changed by nobody but the operator's command. Raises StoreError.
+    changed by nobody but the operator's command; one that a crash left half-made is made whole. Raises StoreError.
     """
+    store.finish_change()
     if first_of_gpus := first_gpu_prices(settings.pools, store.gpu_prices()):
         store.append_gpu_prices(first_of_gpus)
     known = store.prices()
@@ -82,6 +83,7 @@ def append_first_prices(store: ClickHouseStore, settings: Settings, metrics: Bil
 def load_prices(store: ClickHouseStore, teller: PriceTeller) -> list[PriceRow]:
     """Of the tables as this program knows them, and told. Raises StoreError, SchemaTooNew."""
     store.check_schema()
+    store.finish_change()
     prices = store.prices()
     teller.tell(prices)
     return prices

@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from billing_jobs.gpu_costs import GpuPrice, GpuPriceChange, gpu_price, plan_gpu_prices
 from billing_jobs.price_changes import PricePlan, PriceRefused, compare, plan
+from billing_jobs.price_tables import MadeChange
 from billing_jobs.pricing import PRICED_CLASSES, PRICES_SETTLE_MS, PriceRow, PriceScope, row_of, withdrawal
 from billing_jobs.store import ClickHouseStore
 from schemas.money import decimal_units
@@ -15,7 +16,6 @@ from streams.directory import GpuHour, ModelName, PoolName, Price, TenantId
 
 COMPARED_DAYS = 30
 DAY_MS = 86_400_000
-_MEANWHILE = "version {} was made by another billing process meanwhile; plan again"
 
 
 class PriceOf(BaseModel):
@@ -106,6 +106,7 @@ class PriceDesk:
         self._store.close()
 
     def known(self) -> dict[str, Any]:
+        self._store.finish_change()
         return {
             "version": self._store.price_version(),
             "prices": [_told(row) for row in self._store.prices()],
@@ -142,19 +143,19 @@ class PriceDesk:
         }
 
     def apply(self, asked: PricesApplied) -> dict[str, Any]:
-        """Appends what `plan` says, prices in one insert, those of GPUs in another before them. Raises as `plan`."""
+        """Makes it as `plan` says, as a whole. Raises as `plan`."""
         _, planned, of_gpus = self._plan(asked)
         if planned.version != asked.version:
             raise PriceRefused(
                 f"prices were changed meanwhile: they are at version {planned.version}, the plan is of {asked.version}"
             )
-        version = planned.version + bool(planned.changes or of_gpus)
-        told = (version, asked.actor, asked.reason)
-        if of_gpus and not self._store.append_gpu_prices([each.after for each in of_gpus], *told):
-            raise PriceRefused(f"gpu_hours: {_MEANWHILE.format(version)}")
-        if planned.changes:
-            if not self._store.append_prices(planned.rows, *told):
-                raise PriceRefused(f"prices: {_MEANWHILE.format(version)}")
+        version = planned.version
+        if planned.changes or of_gpus:
+            version += 1
+            gpu_prices = tuple(each.after for each in of_gpus)
+            made = MadeChange(version, asked.actor, asked.reason, tuple(planned.rows), gpu_prices)
+            if not self._store.change_prices(made):
+                raise PriceRefused(f"version {version} was made by another billing process meanwhile; plan again")
             self._tell(self._store.prices())
         return {
             "version": version,
@@ -163,7 +164,8 @@ class PriceDesk:
         }
 
     def _plan(self, asked: PricesAsked) -> tuple[list[PriceRow], PricePlan, list[GpuPriceChange]]:
-        """Over the prices that are known, which come first."""
+        """Over the prices that are known, which come first. A change that was left half-way is finished before."""
+        self._store.finish_change()
         now_ms = self._clock_ms()
         since_ms = now_ms + PRICES_SETTLE_MS if asked.valid_from_ms is None else asked.valid_from_ms
         wanted = [each.row for each in asked.prices]

@@ -1,15 +1,16 @@
 """The tables of prices and of what GPUs cost: what is appended to them, and what is read. Used with a client."""
 
 from collections.abc import Sequence
-from dataclasses import astuple
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
+import orjson
+
 from billing_jobs.gpu_costs import GpuPrice
 from billing_jobs.pricing import PriceRow, PriceScope, TokenCounts
-from billing_jobs.rows import INSERT_SETTINGS, NAME, TEXT, TIME, insert_once
+from billing_jobs.rows import INSERT_SETTINGS, NAME, TEXT, TIME, TableRows, insert_once
 
-Columns = list[tuple[str, str, list[Any]]]
 _PRICE_COLUMNS = (
     ("model", NAME), ("currency", NAME), ("valid_from", TIME), ("uncached_input_pico", "Int64"),
     ("cached_input_pico", "Int64"), ("output_pico", "Int64"), ("reasoning_pico", "Int64"), ("tenant_id", NAME),
@@ -42,9 +43,12 @@ def read_gpu_prices(client: Any) -> list[GpuPrice]:
 
 
 def version_of_prices(client: Any) -> int:
-    """Of the last change of either table; 0 where there was none."""
-    found = client.query("SELECT greatest((SELECT max(version) FROM prices), (SELECT max(version) FROM gpu_prices))")
-    return int(found.first_row[0])
+    """Of the last change; 0 where there was none."""
+    tables = ", ".join(
+        f"(SELECT max(version) FROM {table})"  # noqa: S608 - ours
+        for table in ("price_changes", "prices", "gpu_prices")
+    )
+    return int(client.query(f"SELECT greatest({tables})").first_row[0])
 
 
 def read_used(client: Any, models: Sequence[str], since_ms: int) -> dict[PriceScope, TokenCounts]:
@@ -59,53 +63,112 @@ def read_used(client: Any, models: Sequence[str], since_ms: int) -> dict[PriceSc
     return {PriceScope(*row[:5]): TokenCounts(*map(int, row[5:])) for row in found}
 
 
-def insert_prices(client: Any, rows: Sequence[PriceRow], version: int, actor: str, reason: str) -> bool:
-    """Whether they are what the change `version` made: another's with that number counts, where it came first. 0: of no
-    change, and always.
-    """
-    columns: Columns = [("price_id", TEXT, [row.price_id for row in rows])]
-    return _append(client, "prices", columns, _PRICE_COLUMNS, rows, (version, actor, reason))
+@dataclass(frozen=True, slots=True)
+class MadeChange:
+    """One change of prices, with all of its rows."""
+
+    version: int
+    actor: str
+    reason: str
+    prices: tuple[PriceRow, ...]
+    gpu_prices: tuple[GpuPrice, ...]
 
 
-def insert_gpu_prices(client: Any, rows: Sequence[GpuPrice], version: int, actor: str, reason: str) -> bool:
+def insert_prices(client: Any, rows: Sequence[PriceRow]) -> None:
+    """Of no change, and always."""
+    _insert(client, _prices_of(rows, (0, "", "")), {})
+
+
+def insert_gpu_prices(client: Any, rows: Sequence[GpuPrice]) -> None:
     """As `insert_prices`."""
-    return _append(client, "gpu_prices", [], _GPU_PRICE_COLUMNS, rows, (version, actor, reason))
+    _insert(client, _gpu_prices_of(rows, (0, "", "")), {})
 
 
-def _append(
-    client: Any, table: str, columns: Columns, types: Sequence[tuple[str, str]], rows: Sequence[Any],
-    change: tuple[int, str, str],
-) -> bool:  # fmt: skip
-    version, *_ = change
-    if not version:
-        _insert(client, table, columns, types, rows, change, {})
-        return True
-    insert_once(
-        partial(_insert, client, table, columns, types, rows, change), f"prices {version}",
-        lambda: not _of_change(client, table, types, version),
-    )  # fmt: skip
-    return _of_change(client, table, types, version) == {astuple(row) for row in rows}
+def insert_change(client: Any, change: MadeChange) -> bool:
+    """Whether it is the one with its version: another's counts, where it came first. This one insert decides; the rows
+    of `prices` and `gpu_prices` are appended by `finish_last_change`.
+    """
+    texts = (change.actor, change.reason, _encoded(change.prices), _encoded(change.gpu_prices))
+    names = ("version", "actor", "reason", "prices", "gpu_prices")
+    types = ("UInt32", TEXT, TEXT, TEXT, TEXT)
+    rows = TableRows("price_changes", "version", names, types, [[value] for value in (change.version, *texts)])
+    insert_once(partial(_insert, client, rows), _token(change), lambda: _last_change(client, change.version) is None)
+    return _last_change(client, change.version) == change
 
 
-def _of_change(client: Any, table: str, types: Sequence[tuple[str, str]], version: int) -> set[tuple[Any, ...]]:
-    query = f"SELECT {_names(types)} FROM {table} WHERE version = {{version:UInt32}}"  # noqa: S608 - ours
-    return set(map(tuple, client.query(query, parameters={"version": version}).result_rows))
+def finish_last_change(client: Any) -> MadeChange | None:
+    """The last one, if rows of it were missing; they are appended. Those before it are whole: one is planned after
+    this.
+    """
+    change = _last_change(client)
+    if change is None:
+        return None
+    missing = [rows for rows in _tables_of(change) if _is_incomplete(client, rows, change.version)]
+    for rows in missing:
+        is_missing = partial(_is_incomplete, client, rows, change.version)
+        insert_once(partial(_insert, client, rows), _token(change), is_missing)
+    return change if missing else None
 
 
-def _insert(
-    client: Any, table: str, columns: Columns, types: Sequence[tuple[str, str]], rows: Sequence[PriceRow | GpuPrice],
-    change: tuple[int, str, str], settings: dict[str, Any],
-) -> None:  # fmt: skip
+def _token(change: MadeChange) -> str:
+    return f"prices {change.version}"
+
+
+def _last_change(client: Any, version: int | None = None) -> MadeChange | None:
+    """`version`: the one that counts of those."""
+    found = client.query(
+        "SELECT version, actor, reason, prices, gpu_prices FROM price_changes"
+        " WHERE {any:UInt8} OR version = {version:UInt32} ORDER BY version DESC, recorded_at LIMIT 1",
+        parameters={"any": int(version is None), "version": version or 0},
+    ).result_rows
+    for number, actor, reason, prices, gpu_prices in found:
+        return MadeChange(
+            number, actor, reason, tuple(PriceRow(**each) for each in orjson.loads(prices)),
+            tuple(GpuPrice(**each) for each in orjson.loads(gpu_prices)),
+        )  # fmt: skip
+    return None
+
+
+def _encoded(rows: Sequence[PriceRow | GpuPrice]) -> str:
+    return orjson.dumps([asdict(row) for row in rows]).decode()
+
+
+def _tables_of(change: MadeChange) -> list[TableRows]:
+    """A pool's price is seen with the first of prices, or before it."""
+    told = (change.version, change.actor, change.reason)
+    tables = [_gpu_prices_of(change.gpu_prices, told), _prices_of(change.prices, told)]
+    return [rows for rows in tables if len(rows)]
+
+
+def _is_incomplete(client: Any, rows: TableRows, version: int) -> bool:
+    """One insert is one part, so all of them are there or none."""
+    query = f"SELECT count() FROM {rows.table} WHERE version = {{version:UInt32}}"  # noqa: S608 - ours
+    return bool(client.query(query, parameters={"version": version}).first_row[0] < len(rows))
+
+
+def _prices_of(rows: Sequence[PriceRow], told: tuple[int, str, str]) -> TableRows:
+    return _rows("prices", "price_id", [("price_id", TEXT), *_PRICE_COLUMNS], rows, told)
+
+
+def _gpu_prices_of(rows: Sequence[GpuPrice], told: tuple[int, str, str]) -> TableRows:
+    return _rows("gpu_prices", "pool", _GPU_PRICE_COLUMNS, rows, told)
+
+
+def _rows(
+    table: str, identity: str, types: Sequence[tuple[str, str]], rows: Sequence[PriceRow | GpuPrice],
+    told: tuple[int, str, str],
+) -> TableRows:  # fmt: skip
     """`types` of fields that are called as in the rows, but for the time."""
     fields = {"valid_from": "valid_from_ms"}
-    columns = [
-        *columns,
-        *((name, type_, [getattr(row, fields.get(name, name)) for row in rows]) for name, type_ in types),
-    ]
-    told = zip(("version", "actor", "reason"), ("UInt32", TEXT, TEXT), change, strict=True)
-    columns += [(name, type_, [value] * len(rows)) for name, type_, value in told]
+    columns = [(name, type_, [getattr(row, fields.get(name, name)) for row in rows]) for name, type_ in types]
+    whose = zip(("version", "actor", "reason"), ("UInt32", TEXT, TEXT), told, strict=True)
+    columns += [(name, type_, [value] * len(rows)) for name, type_, value in whose]
     names, column_types, values = zip(*columns, strict=True)
+    return TableRows(table, identity, names, column_types, list(values))
+
+
+def _insert(client: Any, rows: TableRows, settings: dict[str, Any]) -> None:
     client.insert(
-        table, list(values), column_names=names, column_type_names=column_types, column_oriented=True,
+        rows.table, rows.columns, column_names=rows.names, column_type_names=rows.types, column_oriented=True,
         settings={**INSERT_SETTINGS, **settings},
     )  # fmt: skip

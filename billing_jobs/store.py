@@ -27,6 +27,9 @@ from billing_jobs.embedded import EMBEDDED_DATABASE, EngineFailed, EngineMissing
 from billing_jobs.gpu_costs import GpuPrice
 from billing_jobs.invoices.views import invoice_views
 from billing_jobs.price_tables import (
+    MadeChange,
+    finish_last_change,
+    insert_change,
     insert_gpu_prices,
     insert_prices,
     read_gpu_prices,
@@ -54,6 +57,7 @@ MIGRATIONS = {
     8: "8_rollups.sql",
     9: "9_invoices.sql",
     10: "10_reconciliations.sql",
+    11: "11_price_changes.sql",
 }
 """Schema version → the statements that lead to it from the one before."""
 _VIEWS = {8: usage_views, 9: invoice_views}
@@ -402,17 +406,31 @@ class ClickHouseStore:
         """Closes hours that were written to; they may be rolled then."""
         self._close_hours(all_of_them=False)
 
-    def append_prices(self, rows: Sequence[PriceRow], version: int = 0, actor: str = "", reason: str = "") -> bool:
-        """`version` is of the change; 0: a model's first price, which needs no actor and no reason. False: another
-        change has that version, and nothing was appended.
-        """
+    def append_prices(self, rows: Sequence[PriceRow]) -> None:
+        """Of models that have none: their first, which is of no change."""
         with self._connection.writing() as client:
-            return insert_prices(client, rows, version, actor, reason)
+            insert_prices(client, rows)
 
-    def append_gpu_prices(self, rows: Sequence[GpuPrice], version: int = 0, actor: str = "", reason: str = "") -> bool:
+    def append_gpu_prices(self, rows: Sequence[GpuPrice]) -> None:
         """As `append_prices`, of pools."""
         with self._connection.writing() as client:
-            return insert_gpu_prices(client, rows, version, actor, reason)
+            insert_gpu_prices(client, rows)
+
+    def change_prices(self, change: MadeChange) -> bool:
+        """False: another change has that version, and nothing was appended. Killed on the way, or where it raises, it
+        is made as a whole, by `finish_change`, or not at all.
+        """
+        with self._connection.writing() as client:
+            if not insert_change(client, change):
+                return False
+            finish_last_change(client)
+            return True
+
+    def finish_change(self) -> None:
+        """What a crash left of the last change is appended. Prices are read after this, or they may lack a part."""
+        with self._connection.writing() as client:
+            if change := finish_last_change(client):
+                _log.warning("price_change_finished", version=change.version, reason=change.reason)
 
     def _open_hours(self, client: Any, hours_ms: Iterable[int]) -> None:
         """Before anything is written to `usage_events`."""

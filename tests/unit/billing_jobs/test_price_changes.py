@@ -1,7 +1,7 @@
 """Prices are changed by the operator's word alone, and what was accepted before keeps its price."""
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from decimal import Decimal
 from typing import Any
@@ -10,17 +10,26 @@ import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
 
+from billing_jobs import price_tables
+from billing_jobs.__main__ import append_first_prices, load_prices
 from billing_jobs.cut import Batch, cut_of, parse_batch
+from billing_jobs.metrics import BillingMetrics
 from billing_jobs.price_changes import Comparison, PriceRefused, compare, plan
-from billing_jobs.price_desk import PriceDesk, PricesApplied
+from billing_jobs.price_desk import PriceDesk, PricesApplied, PricesAsked
+from billing_jobs.price_tables import MadeChange
+from billing_jobs.price_topic import PriceTeller
 from billing_jobs.pricing import PRICES_SETTLE_MS, PriceBook, PriceRow, PriceScope, TokenCounts, withdrawal
+from billing_jobs.rows import TableRows
 from billing_jobs.server import create_app, price_desk
 from billing_jobs.store import ClickHouseStore, Database
 from schemas.base import Scope
 from schemas.usage import UsageEvent
 from streams.clocks import now_ms
 from streams.keyring import Keyring
+from streams.log.memory import MemoryLog
+from streams.settings import Settings
 from tests.unit.billing_jobs.events import usage_event
 from tests.unit.billing_jobs.test_store import log_record
 
@@ -231,42 +240,94 @@ async def test_of_two_changes_at_once_the_later_one_is_refused(database: Databas
         assert len(store.prices()) == 2
 
 
-@pytest.mark.parametrize("what", ["prices", "gpu_hours"])
-def test_of_two_processes_that_apply_plans_of_one_version_one_is_refused(
-    database: Database, monkeypatch: pytest.MonkeyPatch, what: str
+GPU_HOURS = [{"pool": "default", "gpu_hour": {"cost": "2.50"}}]
+
+
+@pytest.mark.parametrize(
+    ("slowly", "hastily"),
+    [({"gpu_hours": GPU_HOURS}, asked("0.80")), (asked("0.80"), {"gpu_hours": GPU_HOURS}),
+     (asked("0.90", gpu_hours=GPU_HOURS), asked("0.80"))],
+)  # fmt: skip
+def test_of_two_processes_that_apply_plans_of_one_version_one_is_refused_as_a_whole(
+    database: Database, monkeypatch: pytest.MonkeyPatch, slowly: dict[str, object], hastily: dict[str, object]
 ) -> None:
-    def applied(cost: str, desk: PriceDesk) -> dict[str, Any]:
-        gpu_hours = [{"pool": "default", "gpu_hour": {"cost": cost}}]
-        body = asked(cost) if what == "prices" else {"gpu_hours": gpu_hours}
+    def applied(body: dict[str, object], desk: PriceDesk) -> dict[str, Any]:
         return desk.apply(PricesApplied.model_validate({**body, "version": 0, "actor": "kim", "reason": "chips"}))
 
     stores = [ClickHouseStore(database.connection()) for _ in range(2)]
     with closing(stores[0]), closing(stores[1]):
         stores[0].append_prices([OLD])
         hasty, slow = (PriceDesk(store, now_ms, lambda _rows: None) for store in stores)
-        method = "append_prices" if what == "prices" else "append_gpu_prices"
-        append = getattr(stores[1], method)
+        change_prices = stores[1].change_prices
 
-        def meanwhile(*arguments: Any) -> bool:
-            assert applied("0.80", hasty)["version"] == 1
-            return bool(append(*arguments))
+        def meanwhile(change: MadeChange) -> bool:
+            assert applied(hastily, hasty)["version"] == 1
+            return change_prices(change)
 
-        monkeypatch.setattr(stores[1], method, meanwhile)
-        with pytest.raises(PriceRefused, match=f"{what}: version 1 was made by another"):
-            applied("0.90", slow)
+        monkeypatch.setattr(stores[1], "change_prices", meanwhile)
+        with pytest.raises(PriceRefused, match="version 1 was made by another"):
+            applied(slowly, slow)
         found = [row.output_pico for row in stores[0].prices()[1:]]
-        assert (found, len(stores[0].gpu_prices())) == (([800_000], 0) if what == "prices" else ([], 1))
+        assert (found, len(stores[0].gpu_prices())) == (([800_000], 0) if "prices" in hastily else ([], 1))
+
+
+class _Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("after", [1, 2, 3])
+@pytest.mark.parametrize("who", ["billing begins", "prices are read to charge", "the operator tries again"])
+def test_a_change_of_models_and_gpus_that_is_killed_on_the_way_is_made_as_a_whole(
+    database: Database, monkeypatch: pytest.MonkeyPatch, after: int, who: str
+) -> None:
+    """`after` so many of its inserts: 1 that decides, 2 of GPUs, 3 of prices."""
+    body = asked("0.80", gpu_hours=GPU_HOURS, version=0, actor="kim", reason="chips")
+    inserted: list[str] = []
+
+    def dies(client: Any, rows: TableRows, settings: dict[str, Any]) -> None:
+        if len(inserted) == after:
+            raise _Killed
+        inserted.append(rows.table)
+        insert(client, rows, settings)
+
+    insert = price_tables._insert
+    with closing(ClickHouseStore(database.connection())) as store:
+        store.append_prices([OLD])
+        monkeypatch.setattr(price_tables, "_insert", dies)
+        with pytest.raises(_Killed) if after < 3 else nullcontext():
+            PriceDesk(store, now_ms, lambda _rows: None).apply(PricesApplied.model_validate(body))
+        assert inserted == ["price_changes", "gpu_prices", "prices"][:after]
+        monkeypatch.undo()
+    with closing(ClickHouseStore(database.connection())) as store:
+        if who == "billing begins":
+            append_first_prices(store, Settings(), BillingMetrics(CollectorRegistry()))
+        elif who == "prices are read to charge":
+            log = MemoryLog(now_ms)
+            log.create_topic("prices", 1)
+            load_prices(store, PriceTeller(log.producer("billing"), "prices"))
+        else:
+            desk = PriceDesk(store, now_ms, lambda _rows: None)
+            planned = desk.plan(PricesAsked.model_validate(asked("0.80", gpu_hours=GPU_HOURS)))
+            assert (planned["version"], planned["changes"], planned["gpu_hours"]) == (1, [], [])
+        assert [row.output_pico for row in store.prices() if row.model == "tiny"] == [400_000, 800_000]
+        assert [row.gpu_hour_pico for row in store.gpu_prices()] == [25 * 10**11]
+    with database.connection().client() as client:
+        counts = "(SELECT count() FROM prices WHERE version = 1), (SELECT count() FROM gpu_prices)"
+        assert client.query(f"SELECT {counts}").first_row == (1, 1), "once"
 
 
 def test_a_change_whose_rows_were_dropped_with_its_token_kept_is_appended_again(database: Database) -> None:
     """The engine's own crash window: it notes the token first."""
+    change = MadeChange(1, "kim", "chips", (OLD,), ())
     with closing(ClickHouseStore(database.connection())) as store:
-        assert store.append_prices([OLD], 1, "kim", "chips")
-        with database.connection().client() as client:
-            client.command("ALTER TABLE prices DELETE WHERE 1", settings={"mutations_sync": 1})
-        assert store.append_prices([OLD], 1, "kim", "chips")
-        assert store.append_prices([OLD], 1, "kim", "chips"), "asked again"
-        assert store.prices() == [OLD]
+        assert store.change_prices(change)
+        for tables in (["prices"], ["price_changes", "prices"]):
+            with database.connection().client() as client:
+                for table in tables:
+                    client.command(f"ALTER TABLE {table} DELETE WHERE 1", settings={"mutations_sync": 1})
+            assert store.change_prices(change)
+            assert store.change_prices(change), "asked again"
+            assert store.prices() == [OLD]
 
 
 @pytest.mark.parametrize(

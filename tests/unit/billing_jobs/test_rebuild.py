@@ -7,6 +7,7 @@ from pathlib import Path
 import orjson
 import pytest
 
+from billing_jobs.price_tables import MadeChange
 from billing_jobs.pricing import PriceBook, PriceRow
 from billing_jobs.queries import read_settings
 from billing_jobs.rebuild import copy_prices, rebuild
@@ -52,7 +53,7 @@ def test_what_the_log_says_is_what_stands_in_the_tables_and_what_they_lack_is_na
         closing(database.connection(limits)) as asked, closing(beside.connection(limits)) as asked_anew,
         closing(beside.connection()) as prices, closing(log.consumer(None, "rebuild")) as consumer,
     ):  # fmt: skip
-        in_use.append_prices(PRICES, version=3, actor="ann", reason="spring")
+        in_use.change_prices(MadeChange(3, "ann", "spring", tuple(PRICES), ()))
         billed = batch_of([event.encode() for event in EVENTS[:-1]], book=PriceBook(PRICES))
         in_use.insert(billed, again=False)
         with asked.client() as client:

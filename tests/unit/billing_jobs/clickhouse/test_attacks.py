@@ -76,6 +76,8 @@ SELECT * FROM compute_records
 SELECT * FROM gpu_costs
 SELECT * FROM gpu_prices
 SELECT * FROM tables.gpu_prices
+SELECT * FROM price_changes
+SELECT * FROM tables.price_changes
 SELECT * FROM margins
 SELECT * FROM price_timeline
 SELECT * FROM tables.prices
