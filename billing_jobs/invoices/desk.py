@@ -181,6 +181,7 @@ class InvoiceDesk:
         again without them, and views go on showing their sums; what comes later of the month is late as ever.
         """
         month = parse_month(asked.month)
+        self._tables.end_drops()
         part = self._tables.old_part(month)
         if part is None:
             raise InvoiceRefused(f"month: no usage of {month} is stored, or more came just now", "month", 409)

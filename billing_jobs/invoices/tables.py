@@ -23,7 +23,7 @@ from billing_jobs.invoices.counting import (
     count_with,
     total_of,
 )
-from billing_jobs.rollups.tables import keep_sums
+from billing_jobs.rollups.tables import count_kept, dropped_months, keep_sums
 from billing_jobs.rows import INSERT_SETTINGS, NAME, TEXT, TIME, insert_once
 from billing_jobs.store import ClickHouseStore, Connection
 from schemas.month import Month
@@ -77,10 +77,11 @@ class Headline:
 
 @dataclass(frozen=True, slots=True)
 class OldPart:
-    """The one part in which the engine has all events of a month, until another comes."""
+    """The one part in which the engine has all events of a month, until another comes; `event_id` is one of them."""
 
     name: str
     events: int
+    event_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,10 +219,14 @@ class InvoiceTables:
             client.command(f"OPTIMIZE TABLE usage_events PARTITION ID '{partition}' FINAL")
         parts = self._rows(
             "SELECT name, rows FROM system.parts WHERE database = currentDatabase() AND table = 'usage_events'"
-            " AND active AND partition_id = {partition:String}",
+            " AND active AND rows > 0 AND partition_id = {partition:String}",
             partition=partition,
         )
-        return OldPart(str(parts[0][0]), int(parts[0][1])) if len(parts) == 1 else None
+        if len(parts) != 1:
+            return None
+        [[name, events]] = parts
+        [[event_id]] = self._rows("SELECT min(usage_id) FROM usage_events WHERE _part = {part:String}", part=name)
+        return OldPart(str(name), int(events), event_id) if event_id else None
 
     def tenants_of(self, month: Month) -> list[str]:
         """Those with usage that is charged, or waits for a price."""
@@ -254,15 +259,24 @@ class InvoiceTables:
         return int(rows[0][0]) if rows else None
 
     def drop(self, month: Month, part: OldPart, actor: str, reason: str, now_ms: int) -> None:
-        """What the views show of it is kept first, or nothing is done (NotSummed). Written down before it is done:
-        killed in between it is done again. Of a part that has been merged with others since nothing is dropped
-        (StoreError).
+        """Killed right after each of these steps it leaves behind:
+
+        1. what the views show of it kept, or nothing done (NotSummed): that does not count, nothing happened;
+        2. written down that it leaves: likewise;
+        3. its one part gone, or not, if that was merged with others since (StoreError): what was kept counts when
+           the roller looks next, or the month is dropped again, and not before its events have left.
         """
         with self._connection.writing() as client:
-            keep_sums(client, int(f"{month.year}{month.month:02d}"))
+            keep_sums(client, int(f"{month.year}{month.month:02d}"), part.event_id)
             row = [_date(month), part.events, actor, reason, now_ms]
             _insert(client, "dropped_months", _DROPPED_COLUMNS, [row], {"insert_deduplicate": 0})
             client.command(f"ALTER TABLE usage_events DROP PART {format_str(part.name)}")
+            count_kept(client, dropped_months(client))
+
+    def end_drops(self) -> None:
+        """What is left of one that was killed."""
+        with self._connection.writing() as client:
+            count_kept(client, dropped_months(client))
 
     # -- the ledger -----------------------------------------------------------------------------------------------
 

@@ -4,7 +4,9 @@
 --   kind 'figures'  sums of one group of an hour; they count where `version` is the hour's greatest of 'rolled'
 --   kind 'written'  a writer's last mark: `step` odd, it may be writing to the hour, or even, it no longer is
 --   kind 'rolled'   up to which step of a writer the hour's sums hold; `version` is theirs
---   kind 'kept'     sums of an hour whose events have left, beside what comes after that; `version` is theirs
+--   kind 'kept'     sums of an hour whose events have left, beside what comes after that; those of the `version` that a
+--                   row of no tenant names count, which is written once the events have left
+--   kind 'keeping'  which sums are to be kept; `writer` is an event that leaves with all others of the month
 -- An hour is settled when of each of its writers the step of 'rolled' has reached that of 'written'. Rows that are no
 -- figures are of no tenant, so they come first.
 CREATE TABLE IF NOT EXISTS usage_hours

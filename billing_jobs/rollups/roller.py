@@ -8,7 +8,7 @@ import structlog
 
 from billing_jobs.metrics import BillingMetrics
 from billing_jobs.rollups.hours import NONCE_BITS, next_rollup
-from billing_jobs.rollups.tables import seen_writers, store_rollup
+from billing_jobs.rollups.tables import count_kept, dropped_months, seen_writers, store_rollup
 from billing_jobs.store import Connection, StoreError
 
 LOOK_PERIOD_S = 5.0
@@ -56,10 +56,17 @@ class Roller:
                 return
 
     def step(self) -> float:
-        """Rolls one hour at most; says how many seconds to wait before the next one. Raises StoreError."""
+        """Rolls one hour at most; says how many seconds to wait before the next one. Before it come months that were
+        dropped, and whose sums do not count yet: one of their hours may be open. Raises StoreError.
+        """
         began_s = self._clock_s()
         with self._connection.client() as client:
+            months = dropped_months(client)
             seen, now_ms = seen_writers(client)
+        if months:
+            with self._connection.writing() as client:
+                count_kept(client, months)
+            return 0.0
         self._metrics.open_hours.set(len({each.hour_ms for each in seen}))
         self._put_off_until_s = {hour: until_s for hour, until_s in self._put_off_until_s.items() if until_s > began_s}
         rollup = next_rollup((each for each in seen if each.hour_ms not in self._put_off_until_s), now_ms, self._nonce)

@@ -14,15 +14,16 @@ _SEEN = """
         dateDiff('millisecond', maxIf(marked_at, kind = 'written'), now64(3)),
         maxIf(step, kind = 'rolled') AS rolled
     FROM usage_hours
-    WHERE tenant_id = '' AND kind != 'kept'
+    WHERE tenant_id = '' AND kind IN ('written', 'rolled')
       AND hour IN (
-        SELECT hour FROM usage_hours WHERE tenant_id = '' AND kind != 'kept' GROUP BY hour, writer
+        SELECT hour FROM usage_hours WHERE tenant_id = '' AND kind IN ('written', 'rolled') GROUP BY hour, writer
         HAVING maxIf(step, kind = 'written') > maxIf(step, kind = 'rolled')
       )
     GROUP BY hour, writer
 """
 """Of hours that are not settled."""
 _DIMENSIONS, _FIGURES = ", ".join(DIMENSIONS), ", ".join(FIGURES)
+_NO_DIMENSIONS, _NO_FIGURES = ", ".join("''" for _ in DIMENSIONS), ", ".join("0" for _ in FIGURES)
 _OF_HOUR = "hour = toDateTime({hour:UInt32}, 'UTC')"
 _ROLL = f"""
     INSERT INTO usage_hours (kind, writer, step, version, hour, {_DIMENSIONS}, {_FIGURES})
@@ -42,14 +43,14 @@ _ROLL = f"""
     GROUP BY hour, {_DIMENSIONS}
     UNION ALL
     SELECT 'rolled', covered.1, covered.2, {{generation:UInt64}}, toDateTime({{hour:UInt32}}, 'UTC'),
-        {", ".join("''" for _ in DIMENSIONS)}, {", ".join("0" for _ in FIGURES)}
+        {_NO_DIMENSIONS}, {_NO_FIGURES}
     FROM (SELECT arrayJoin(arrayZip({{writers:Array(String)}}, {{steps:Array(UInt64)}})) AS covered)
 """  # noqa: S608 - names from the tables of this package
 _HOURS_OF_MONTH = """
     SELECT hour, max(generation) AS settled, max(kept) AS known, max(written > rolled) AS is_open FROM (
         SELECT
             hour, writer, maxIf(step, kind = 'written') AS written, maxIf(step, kind = 'rolled') AS rolled,
-            maxIf(version, kind = 'rolled') AS generation, maxIf(version, kind = 'kept') AS kept
+            maxIf(version, kind = 'rolled') AS generation, maxIf(version, kind IN ('kept', 'keeping')) AS kept
         FROM usage_hours
         WHERE tenant_id = '' AND toYYYYMM(hour) = {month:UInt32}
         GROUP BY hour, writer
@@ -58,14 +59,41 @@ _HOURS_OF_MONTH = """
 """
 _IS_OPEN = f"SELECT max(is_open) FROM ({_HOURS_OF_MONTH})"  # noqa: S608 - the same
 _KEEP = f"""
-    INSERT INTO usage_hours (kind, version, hour, {_DIMENSIONS}, {_FIGURES})
+    INSERT INTO usage_hours (kind, writer, version, hour, {_DIMENSIONS}, {_FIGURES})
     WITH to_keep AS (SELECT hour, settled FROM ({_HOURS_OF_MONTH}) WHERE settled > known)
-    SELECT 'kept', version, hour, {_DIMENSIONS}, {_FIGURES} FROM usage_hours
+    SELECT 'kept', toString(version), version, hour, {_DIMENSIONS}, {_FIGURES} FROM usage_hours
     WHERE kind = 'figures' AND toYYYYMM(hour) = {{month:UInt32}}
       AND (hour, version) IN (SELECT hour, settled FROM to_keep)
     UNION ALL
-    SELECT 'kept', settled, hour, {", ".join("''" for _ in DIMENSIONS)}, {", ".join("0" for _ in FIGURES)} FROM to_keep
+    SELECT 'keeping', {{leaving:String}}, settled, hour, {_NO_DIMENSIONS}, {_NO_FIGURES} FROM to_keep
 """  # noqa: S608 - the same
+"""A later version must not replace one that still counts when they are merged, so each is of another writer."""
+_STAGED = """
+    SELECT toYYYYMM(hour) AS month, groupUniqArray(leaving) FROM (
+        SELECT hour, argMaxIf(writer, version, kind = 'keeping') AS leaving
+        FROM usage_hours WHERE tenant_id = '' AND kind IN ('kept', 'keeping')
+        GROUP BY hour HAVING maxIf(version, kind = 'keeping') > maxIf(version, kind = 'kept')
+    )
+    GROUP BY month
+"""
+"""Of months whose sums are kept, and do not count yet, some events that leave with all others."""
+_IS_THERE = (
+    "SELECT count() FROM usage_events WHERE toYYYYMM(accepted_at) = {month:UInt32} AND usage_id IN {ids:Array(String)}"
+)
+_COUNT_KEPT = f"""
+    INSERT INTO usage_hours (kind, writer, step, version, hour, {_DIMENSIONS}, {_FIGURES})
+    WITH staged AS (
+        SELECT
+            hour, maxIf(version, kind = 'keeping') AS sums, maxIf(version, kind = 'kept') AS known,
+            maxIf(step, kind = 'written' AND writer = 'dropped') + 2 AS next_step
+        FROM usage_hours WHERE tenant_id = '' AND toYYYYMM(hour) = {{month:UInt32}}
+        GROUP BY hour HAVING sums > known
+    )
+    SELECT each.1, each.2, each.3, each.4, hour, {_NO_DIMENSIONS}, {_NO_FIGURES}
+    FROM staged
+    ARRAY JOIN [('kept', '', toUInt64(0), sums), ('written', 'dropped', next_step, next_step)] AS each
+"""  # noqa: S608 - the same
+"""Whoever summed one of these hours meanwhile knew nothing of what is kept, so they are to be summed again."""
 ROLLER_SETTINGS = {
     # One part holds all of an insert, so it is seen whole or not at all.
     "max_threads": 1,
@@ -116,12 +144,27 @@ class NotSummed(Exception):
     """An hour of the month is open, or waits to be summed."""
 
 
-def keep_sums(client: Any, month: int) -> None:
-    """Before the events of a month (`yyyymm`) leave `usage_events`, of its hours to be read beside what comes later.
-    Between this and their leaving a late event would be shown beside both, so one follows the other at once. Raises
-    NotSummed.
+def keep_sums(client: Any, month: int, leaving: str) -> None:
+    """Before the events of a month (`yyyymm`) leave `usage_events`, of its hours to be read beside what comes later:
+    from `count_kept` on, which does nothing as long as the event `leaving` is there. Raises NotSummed.
     """
     asked = {"month": month}
     if client.query(_IS_OPEN, parameters=asked).first_row[0]:
         raise NotSummed(f"not all hours of {month // 100}-{month % 100:02d} are summed yet")
-    client.command(_KEEP, parameters=asked, settings=ROLLER_SETTINGS)
+    client.command(_KEEP, parameters={**asked, "leaving": leaving}, settings=ROLLER_SETTINGS)
+
+
+def dropped_months(client: Any) -> list[int]:
+    """Whose events have left since their sums were kept, which do not count yet."""
+    staged = client.query(_STAGED).result_rows
+    return [
+        month
+        for month, ids in staged
+        if not client.query(_IS_THERE, parameters={"month": month, "ids": list(ids)}).first_row[0]
+    ]
+
+
+def count_kept(client: Any, months: Sequence[int]) -> None:
+    """From now on views show their sums beside what came, or comes, since."""
+    for month in months:
+        client.command(_COUNT_KEPT, parameters={"month": month}, settings=ROLLER_SETTINGS)

@@ -7,10 +7,14 @@ from random import Random
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from billing_jobs.invoices.amounts import InvoiceRefused
 from billing_jobs.invoices.desk import REPEATED_MS, CloseAsked, DropAsked
 from billing_jobs.invoices.tables import InvoiceTables
+from billing_jobs.metrics import BillingMetrics
+from billing_jobs.rollups.roller import Roller
+from billing_jobs.rollups.tables import ROLLER_SETTINGS
 from billing_jobs.store import Database
 from schemas.base import Scope
 from schemas.money import decimal_units
@@ -166,6 +170,60 @@ def test_a_late_event_of_a_month_that_was_dropped_is_shown_beside_the_others(wor
             [(*_, requests, cost_pico)] = by_hour(world)
             assert (requests, cost_pico) == (3 + late, (3 + late) * COST_PICO)
         world.closed((DECEMBER, JANUARY, OCTOBER)[late])
+
+
+class _Killed(BaseException):
+    pass
+
+
+KILLED_BEFORE = {
+    "it is written down": "billing_jobs.invoices.tables._insert",
+    "events leave": "billing_jobs.invoices.tables.format_str",
+    "what is kept counts": "billing_jobs.invoices.tables.count_kept",
+}
+
+
+@pytest.mark.parametrize("is_summed_first", [False, True])
+@pytest.mark.parametrize("before", KILLED_BEFORE)
+def test_no_hour_is_shown_twice_where_dropping_its_month_dies_and_a_late_event_comes(
+    world: ClosingWorld, monkeypatch: pytest.MonkeyPatch, before: str, is_summed_first: bool
+) -> None:
+    def dies(*_: Any) -> None:
+        raise _Killed
+
+    def shown() -> tuple[int, int]:
+        [(requests, cost_pico)] = world.rows("SELECT sum(requests), sum(cost_pico) FROM usage_by_hour")
+        return requests, cost_pico
+
+    def is_told_of_all(events: int) -> None:
+        assert shown() == (events, events * COST_PICO)
+        world.summed()
+        assert shown() == (events, events * COST_PICO)
+
+    world.stored([event_in(NOVEMBER, 1), event_in(NOVEMBER, 2)])
+    world.closed(NOVEMBER)
+    world.summed()
+    asked = DropAsked(month="2025-11", actor="kim", reason="13 months")
+    with monkeypatch.context() as patched:
+        patched.setattr(InvoiceTables, "end_drops", lambda _tables: None)
+        patched.setattr(KILLED_BEFORE[before], dies)
+        with pytest.raises(_Killed):
+            world.desk.drop_month(asked)
+    assert shown() == (2, 2 * COST_PICO), "until something comes"
+    world.stored([event_in(NOVEMBER, 10)])
+    if is_summed_first:
+        world.summed()
+    if before == "what is kept counts":
+        assert shown() == (1, COST_PICO), "the two are seen again in seconds"
+    with closing(world.database.connection(ROLLER_SETTINGS)) as connection:
+        roller = Roller(connection, BillingMetrics(CollectorRegistry()), lambda: 0.0, lambda: 7)
+        roller.step()
+    is_told_of_all(3)
+    world.closed(DECEMBER)
+    assert world.desk.drop_month(asked)["events"] == (1 if before == "what is kept counts" else 3)
+    is_told_of_all(3)
+    world.stored([event_in(NOVEMBER, 11)])
+    is_told_of_all(4)
 
 
 def test_events_leave_once_each_is_on_an_invoice_and_invoices_are_made_again_without_them(world: ClosingWorld) -> None:
