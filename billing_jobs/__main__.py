@@ -15,12 +15,12 @@ import uvicorn
 
 from billing_jobs.beside import beside, in_thread
 from billing_jobs.cut import AnotherLog, CutUnreadable
-from billing_jobs.gpu_costs import first_gpu_prices, gpu_prices
+from billing_jobs.gpu_costs import first_gpu_prices, gpu_prices, in_force
 from billing_jobs.invoices.routes import add_invoice_routes, invoice_desk
 from billing_jobs.invoices.tables import InvoiceTables
 from billing_jobs.metrics import BillingMetrics
 from billing_jobs.price_topic import PriceTeller
-from billing_jobs.pricing import PriceInexact, PriceRow, first_prices, price_row, priced_otherwise
+from billing_jobs.pricing import PICO_PER_UNIT, PriceInexact, PriceRow, first_prices, price_row, priced_otherwise
 from billing_jobs.queries import Reader, read_settings, usage_settings
 from billing_jobs.reconciliation.wiring import watching
 from billing_jobs.rollups.roller import Roller
@@ -69,6 +69,8 @@ def append_first_prices(store: ClickHouseStore, settings: Settings, metrics: Bil
     store.finish_change()
     if first_of_gpus := first_gpu_prices(settings.pools, store.gpu_prices()):
         store.append_gpu_prices(first_of_gpus)
+    for row in in_force(store.gpu_prices(), now_ms()):
+        metrics.worker_hour_cost.labels(row.pool, row.currency).set(row.gpu_hour_pico * row.gpus / PICO_PER_UNIT)
     known = store.prices()
     new = first_prices(settings.models, known)
     if new:

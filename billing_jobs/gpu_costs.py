@@ -60,6 +60,15 @@ def first_gpu_prices(pools: Iterable[Pool], known: Sequence[GpuPrice]) -> list[G
     return [row for row in gpu_prices(pools) if row.pool not in priced]
 
 
+def in_force(known: Sequence[GpuPrice], at_ms: int) -> list[GpuPrice]:
+    """Of each pool the one that holds then. Of two that start together the first counts."""
+    begun = [row for row in known if row.valid_from_ms <= at_ms]
+    found: dict[str, GpuPrice] = {}
+    for row in sorted(begun, key=lambda row: -row.valid_from_ms):
+        found.setdefault(row.pool, row)
+    return list(found.values())
+
+
 def plan_gpu_prices(
     wanted: Iterable[GpuPrice], known: Sequence[GpuPrice], valid_from_ms: int, now_ms: int
 ) -> list[GpuPriceChange]:

@@ -60,6 +60,12 @@ class BillingMetrics:
             "Models whose price in the settings is not the one in force, when billing started.",
             registry=registry,
         )
+        self.worker_hour_cost = Gauge(
+            "sluice_billing_worker_hour_cost",
+            "What an hour of one worker costs, in the currency, by the price that was in force when billing started.",
+            ["pool", "currency"],
+            registry=registry,
+        )
         self.reconciled_age_seconds = Gauge(
             "sluice_billing_reconciled_age_seconds",
             "Age of the time up to which log and tables were compared.",

@@ -363,6 +363,7 @@ class Sink:
         self._metrics.rows.labels("delivered_counts").inc(len(batch.delivered))
         self._metrics.recovered_cuts.inc(pending.recovered)
         self._metrics.charged.add((row.event, cost) for row, cost in zip(batch.usage, batch.charges, strict=True))
+        self._metrics.charged.add_attempts(row.event for row in batch.compute)
         if suspense := sum(charge.state == "suspense" for charge in batch.charges):
             self._metrics.suspense_events.inc(suspense)
             if self._reprice_at_ms is None:

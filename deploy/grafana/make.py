@@ -189,6 +189,13 @@ OPERATIONS = Dashboard(
             "table", description="Idle hours of GPUs are of no model.",
         ),
         Panel(
+            "What GPUs cost in the last 30 days, by tenant",
+            "SELECT pool, if(kind = 'idle', '(idle)', tenant_id) AS tenant, currency,"
+            " sum(engine_ms) / 3600000 AS hours, sum(cost_pico) / 1e12 AS cost FROM gpu_costs"
+            " WHERE hour >= today() - 30 GROUP BY pool, tenant, currency ORDER BY cost DESC LIMIT 100",
+            "table", description="Of hours in which a worker had any attempt.",
+        ),
+        Panel(
             "How late usage is stored",
             "SELECT $__timeInterval(inserted_at) AS time,"
             " quantileExact(0.5)(dateDiff('millisecond', last_logged_at, inserted_at)) AS p50,"

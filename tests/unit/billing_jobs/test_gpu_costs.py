@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from billing_jobs.gpu_costs import GpuPrice, GpuPriceChange, first_gpu_prices, gpu_prices, plan_gpu_prices
+from billing_jobs.gpu_costs import GpuPrice, GpuPriceChange, first_gpu_prices, gpu_prices, in_force, plan_gpu_prices
 from billing_jobs.price_changes import PriceRefused
 from billing_jobs.pricing import PRICES_SETTLE_MS, PriceInexact
 from streams.directory import Pool
@@ -47,3 +47,11 @@ def test_a_change_begins_behind_all_that_were_made_and_the_first_one_from_the_be
     ):
         with pytest.raises(PriceRefused, match=why):
             plan_gpu_prices(wanted, known, begins_ms, 500)
+
+
+def test_in_force_is_of_each_pool_the_one_that_began_last_and_of_two_at_once_the_first() -> None:
+    later, other = DEARER.starting_at(AT_MS), GpuPrice("cpu", "EUR", 0, 1, 1)
+    known = [OLD, DEARER, later, OLD.starting_at(AT_MS), other, OLD.starting_at(AT_MS + 1)]
+    assert in_force(known, AT_MS - 1) == [OLD, other]
+    assert in_force(known, AT_MS) == [later, other]
+    assert in_force([later], AT_MS - 1) == []

@@ -7,16 +7,19 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 
 import pytest
+from prometheus_client import CollectorRegistry
 
-from billing_jobs.__main__ import load_prices
+from billing_jobs.__main__ import append_first_prices, load_prices
 from billing_jobs.cut import Batch, cut_of, parse_batch
 from billing_jobs.gpu_costs import GpuPrice
+from billing_jobs.metrics import BillingMetrics
 from billing_jobs.price_topic import PriceTeller
 from billing_jobs.pricing import PriceBook, PriceRow, PriceScope, charge, cost_of, price_row, withdrawal
 from billing_jobs.store import SCHEMA_VERSION, ClickHouseStore, Database, SchemaTooNew
 from schemas.base import Scope
 from schemas.usage import ComputeRecord, UsageEvent
 from streams.log.memory import MemoryLog
+from streams.settings import Settings
 from tests.unit.billing_jobs.events import NOON_MS, compute_record, usage_event
 from tests.unit.billing_jobs.test_store import MODEL, execute, log_record, query
 
@@ -238,3 +241,10 @@ def test_what_a_pool_without_a_price_did_costs_nothing_that_is_known(
     assert query(database, "SELECT DISTINCT kind, currency, cost_pico FROM gpu_costs ORDER BY kind") == [
         ("idle", "", 0), ("work", "", 0),
     ]  # fmt: skip
+
+
+def test_what_a_workers_hour_costs_is_told_when_billing_begins(store: ClickHouseStore) -> None:
+    store.append_gpu_prices([GpuPrice("big", "USD", 0, 25 * 10**11, 4), GpuPrice("big", "USD", 2**42, 1, 4)])
+    registry = CollectorRegistry()
+    append_first_prices(store, Settings(), BillingMetrics(registry))
+    assert registry.get_sample_value("sluice_billing_worker_hour_cost", {"pool": "big", "currency": "USD"}) == 10.0

@@ -360,6 +360,25 @@ def test_what_was_charged_is_told_by_model_and_of_the_tenants_that_pay_most(monk
     assert told == {"t0": pytest.approx(2 * unit), "t1": 0, "t2": pytest.approx(3 * unit), "t3": 0, "": 0}
 
 
+def test_engine_time_is_told_by_pool_and_model_and_of_the_tenants_that_have_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("billing_jobs.charged.MAX_NAMED", 3)
+    monkeypatch.setattr("billing_jobs.charged.MAX_TOLD", 2)
+    world = World(batch_rows=50)
+    for number, (tenant, engine_ms) in enumerate([("t0", 500), ("t1", 400), ("t2", 900), ("t3", 9_000), ("t0", 1_000)]):
+        changes = {"scope": Scope(tenant_id=tenant), "pool": "big", "engine_ms": engine_ms}
+        world.append(compute_record(number).model_copy(update=changes).encode())
+    member = world.member()
+    world.steps(member)
+    assert member.metric("sluice_billing_engine_seconds_total", pool="big", model="tiny") == pytest.approx(11.8)
+    told = {
+        tenant: member.metric("sluice_billing_engine_seconds_tenant_total", tenant=tenant, pool="big")
+        for tenant in ("t0", "t1", "t2", "t3", "")
+    }
+    assert told == {"t0": 1.5, "t1": 0, "t2": 0.9, "t3": 0, "": 0}, "t3 came when there were three already"
+
+
 def test_usage_without_a_price_is_counted_and_stored_as_suspense() -> None:
     world = World()
     world.append(usage_event(0, model="unpriced").encode())
