@@ -1,5 +1,6 @@
 """Processes of the release before, from the wheel that lies here, beside a stack of this one."""
 
+import json
 import os
 import subprocess
 import zipfile
@@ -19,6 +20,9 @@ STOP_TIMEOUT_S = 120.0
 WHEELS = Path(__file__).parent
 SET_SINCE = {"SLUICE_BILLING__ANALYSTS_PORT"}
 """What a plan sets and that release does not know: it would end at it."""
+
+SET_OF_POOLS_SINCE = {"gpu_hour"}
+"""What it sets of pools, likewise."""
 
 
 @contextmanager
@@ -76,6 +80,9 @@ def _environment(stack: Stack, spec: ProcessSpec, package: Path, health_port: in
         "SLUICE_HEALTH_PORT": str(health_port),
     }
     planned = {name: value for name, value in stack.plan.environment.items() if name not in SET_SINCE}
+    pools = json.loads(planned["SLUICE_POOLS"])
+    known = [{name: pool[name] for name in pool if name not in SET_OF_POOLS_SINCE} for pool in pools]
+    planned["SLUICE_POOLS"] = json.dumps(known)
     return {
         **os.environ, **planned, **spec.environment, **identity,
         "PYTHONPATH": str(package), "PYTHONSAFEPATH": "1", "TMPDIR": str(stack.data.scratch),

@@ -447,7 +447,7 @@ def test_of_the_catalogue_no_more_is_written_than_was_said(data: DataFolder) -> 
     """A process of another release reads it too, and knows no field that it does not have."""
     plan = make_plan(data, KEYS, Options(free_ports=True), random.Random(1))
     [pool] = json.loads(plan.environment["SLUICE_POOLS"])
-    assert {*pool} == {"name", "engine", "engine_args"}
+    assert {*pool} == {"name", "engine", "engine_args", "gpu_hour"}
     assert "SLUICE_MODELS" not in plan.environment, "it has those of its own settings"
     added = make_plan(data, KEYS, Options(free_ports=True, added=(EMBEDDINGS,)), random.Random(1))
     for model in json.loads(added.environment["SLUICE_MODELS"]):
