@@ -85,7 +85,10 @@ def process_roles(topics: Topics) -> list[Role]:
         Role(
             "gateway",
             groups=(f"{region}.gateways",),
-            reads=(topics.responses.name, topics.batch_results.name, topics.workers.name, topics.brownout.name),
+            reads=(
+                topics.responses.name, topics.batch_results.name, topics.workers.name, topics.brownout.name,
+                topics.prices.name,
+            ),
             writes=(topics.requests.name, topics.intake_batch.name, control, usage, dead),
             # For the operations page: lag, and how much is written. It reads none of that.
             watches_groups=(

@@ -40,6 +40,7 @@ from streams.gateway.idempotency.tending import TendedKeys
 from streams.gateway.metrics import GatewayMetrics, HubCollector
 from streams.gateway.operations.eyes import Eyes
 from streams.gateway.operations.operations import Operations
+from streams.gateway.prices import KnownPrices
 from streams.gateway.queues import Queues
 from streams.gateway.server_config import DRAIN_TIMEOUT_S, ServerConfig
 from streams.gateway.service.circuit import Circuits
@@ -170,6 +171,7 @@ class GatewayRuntime:
         self._queues = Queues(
             lambda: Heartbeats(clients.reader(), self._topics.workers.name, now_ms() - HEARTBEATS_LOOK_BACK_MS)
         )
+        self._prices = KnownPrices(clients.reader, self._topics.prices.name)
         self.gateway = Gateway(
             settings,
             directory=directory,
@@ -183,6 +185,7 @@ class GatewayRuntime:
             keys=self._keys,
             conversations=self._conversations,
             queues=self._queues,
+            prices=self._prices,
             tracing=tracing,
             follows=self.followed,
             watches=self._watches,
@@ -271,6 +274,7 @@ class GatewayRuntime:
             closing.push_async_callback(self._redis.aclose)
             closing.callback(self._log_history.close)
             closing.push_async_callback(self._keeper.close)
+            closing.push_async_callback(self._prices.close)
             closing.push_async_callback(self._producer.close, DRAIN_TIMEOUT_S)
             closing.push_async_callback(self._consumer.close)
             await self.pump.flush()

@@ -69,13 +69,13 @@ def build_app(gateway: Gateway, usage: UsageReader, batches: BatchService, opera
 
         Who sends `anthropic-version` gets Anthropic's list.
         """
-        return models.list(request)
+        return await models.list(request)
 
     @app.get("/v1/models/{model:path}", tags=["models"])
     @app.get("/api/models/{model:path}", include_in_schema=False)
     async def get_model(request: Request, model: str) -> Response:
         """One model, by name or alias."""
-        return models.one(request, model)
+        return await models.one(request, model)
 
     add_usage_routes(app, gateway, usage)
     add_response_routes(app, answering)

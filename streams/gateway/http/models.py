@@ -1,6 +1,7 @@
 """The models that a key may use, as OpenAI and vLLM list them, and as Anthropic does for its own clients."""
 
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -8,10 +9,13 @@ from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
 from schemas.endings import EndingCode
+from schemas.money import decimal_units
+from streams.clocks import now_ms
 from streams.dialects.neutral import RequestError
 from streams.directory import Model, ModelCatalog, Tenant, pools_for
 from streams.gateway.request_headers import api_key_of
 from streams.gateway.service.service import Gateway
+from streams.pricing import PriceRow, PriceScope
 
 
 def capabilities_of(model: Model) -> list[str]:
@@ -20,16 +24,12 @@ def capabilities_of(model: Model) -> list[str]:
     return ["chat.completions", "streaming", *(["tools"] if model.tool_parser else [])]
 
 
-def model_object(model: Model, name: str, region: str, since_s: int) -> dict[str, Any]:
-    """OpenAI's model object with vLLM's fields, and what a client needs to choose. Prices are decimal strings.
+def model_object(model: Model, name: str, region: str, since_s: int, charged: PriceRow | None = None) -> dict[str, Any]:
+    """OpenAI's model object with vLLM's fields, and what a client needs to choose. Prices are decimal strings, those
+    that are `charged`, where they are known, or the settings'.
 
     An alias (`name`) is listed as a model of its own, whose `root` is the model.
     """
-    price = model.price
-    classes = {
-        "input": price.uncached_input, "cached_input": price.cached_input, "output": price.output,
-        "reasoning": price.reasoning,
-    }  # fmt: skip
     return {
         "id": name,
         "object": "model",
@@ -45,11 +45,32 @@ def model_object(model: Model, name: str, region: str, since_s: int) -> dict[str
         "fallback": model.fallback or None,
         "dimensions": None if model.embedding is None else model.embedding.offered,
         "region": region,
-        "prices": {
-            "currency": price.currency,
-            "per_1m_tokens": {kind: f"{value:f}" for kind, value in classes.items()},
-            "per_1k_tokens": {kind: f"{value / 1_000:f}" for kind, value in classes.items()},
-        },
+        "prices": _prices_of_settings(model) if charged is None else _prices_charged(charged),
+    }
+
+
+def _prices_of_settings(model: Model) -> dict[str, Any]:
+    price = model.price
+    classes = {
+        "input": price.uncached_input, "cached_input": price.cached_input, "output": price.output,
+        "reasoning": price.reasoning,
+    }  # fmt: skip
+    return {
+        "currency": price.currency,
+        "per_1m_tokens": {kind: f"{value:f}" for kind, value in classes.items()},
+        "per_1k_tokens": {kind: f"{value / 1_000:f}" for kind, value in classes.items()},
+    }
+
+
+def _prices_charged(price: PriceRow) -> dict[str, Any]:
+    classes = {
+        "input": price.uncached_input_pico, "cached_input": price.cached_input_pico, "output": price.output_pico,
+        "reasoning": price.reasoning_pico,
+    }  # fmt: skip
+    return {
+        "currency": price.currency,
+        "per_1m_tokens": {kind: decimal_units(pico * 1_000_000) for kind, pico in classes.items()},
+        "per_1k_tokens": {kind: decimal_units(pico * 1_000) for kind, pico in classes.items()},
     }
 
 
@@ -89,24 +110,37 @@ class ModelApi:
         self._since_s = int(time.time())
         """When this gateway began to serve; nobody knows when a model was made."""
 
-    def list(self, request: Request) -> Response:
+    async def list(self, request: Request) -> Response:
         """All of them on one page, whatever page is asked for."""
-        models = models_of(self._gateway.catalog, self._tenant(request))
-        listed = [self._object(request, model, name) for model in models for name in (model.name, *model.aliases)]
+        tenant = self._tenant(request)
+        models = models_of(self._gateway.catalog, tenant)
+        named = [(model, name) for model in models for name in (model.name, *model.aliases)]
+        listed = await self._objects(request, tenant, named)
         if not _is_anthropics(request):
             return JSONResponse({"object": "list", "data": listed})
         first, last = (listed[0]["id"], listed[-1]["id"]) if listed else (None, None)
         return JSONResponse({"data": listed, "has_more": False, "first_id": first, "last_id": last})
 
-    def one(self, request: Request, name: str) -> Response:
+    async def one(self, request: Request, name: str) -> Response:
         if not name:
-            return self.list(request)
-        return JSONResponse(self._object(request, model_of(self._gateway.catalog, self._tenant(request), name), name))
+            return await self.list(request)
+        tenant = self._tenant(request)
+        [found] = await self._objects(request, tenant, [(model_of(self._gateway.catalog, tenant, name), name)])
+        return JSONResponse(found)
 
-    def _object(self, request: Request, model: Model, name: str) -> dict[str, Any]:
+    async def _objects(
+        self, request: Request, tenant: Tenant, named: Sequence[tuple[Model, str]]
+    ) -> Sequence[dict[str, Any]]:
         if _is_anthropics(request):
-            return anthropic_model_object(model, name, self._since_s)
-        return model_object(model, name, self._region, self._since_s)
+            return [anthropic_model_object(model, name, self._since_s) for model, name in named]
+        book, at_ms = await self._gateway.prices.book(), now_ms()
+
+        def charged(model: Model) -> PriceRow | None:
+            """But for prices of one endpoint or lane alone, which a model's line cannot tell."""
+            used = PriceScope(model.name, tenant.tenant_id, region=self._region)
+            return None if book is None else book.at(used, at_ms)
+
+        return [model_object(model, name, self._region, self._since_s, charged(model)) for model, name in named]
 
     def _tenant(self, request: Request) -> Tenant:
         return self._gateway.authenticate(api_key_of(request.headers)).tenant

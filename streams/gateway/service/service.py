@@ -18,6 +18,7 @@ from streams.gateway.history.store import History
 from streams.gateway.idempotency.keyed import Keyed
 from streams.gateway.idempotency.tending import TendedKeys
 from streams.gateway.metrics import GatewayMetrics
+from streams.gateway.prices import KnownPrices
 from streams.gateway.queues import Queues
 from streams.gateway.service.acceptance import Acceptance
 from streams.gateway.service.background import Background
@@ -70,6 +71,7 @@ class Gateway:
         keys: TendedKeys,
         conversations: TendedConversations,
         queues: Queues,
+        prices: KnownPrices,
         tracing: Tracing | None = None,
         follows: Follows | None = None,
         watches: Watches | None = None,
@@ -81,6 +83,7 @@ class Gateway:
         self.hub = hub
         self.metrics = metrics
         self.queues = queues
+        self.prices = prices
         self.keys = Keys(directory, settings.keyring(Purpose.BROWSER_TOKENS), settings.region)
         self.shares = TenantShares(settings.gateway.tenant_share)
         self._history = history

@@ -32,6 +32,7 @@ from streams.gateway.history.unavailable import HistoryUnavailable
 from streams.gateway.idempotency.memory import MemoryIdempotencyKeys
 from streams.gateway.idempotency.tending import TendedKeys
 from streams.gateway.metrics import GatewayMetrics
+from streams.gateway.prices import KnownPrices
 from streams.gateway.queues import Queues
 from streams.gateway.service.service import Gateway
 from streams.gateway.stored.keeper import Keeper
@@ -338,6 +339,7 @@ class World:
             sender=mock.Mock(), ownership=self.pump, metrics=metrics,
             keeper=Keeper(StoredReplays(stored), history, SETTINGS.metadata, metrics),
             keys=TendedKeys(MemoryIdempotencyKeys(), 1), follows=self.followed, queues=Queues(mock.Mock()),
+            prices=KnownPrices(mock.Mock(), "prices"),
             conversations=TendedConversations(MemoryConversations(stored), Bounds(1, 1), DAY_MS),
         )  # fmt: skip
         self.gateway._patience._patience_ms = 0
