@@ -51,7 +51,7 @@ class Figures:
         tokens = (at * 7_919 + 40_000) // (rank + 1)
         counts = dict(zip(TOKEN_CLASSES, (tokens, tokens // 3, tokens // 2, tokens // 9, tokens // 2), strict=True))
         return {group: name, "currency": "USD", "requests": tokens // 100, **counts, "suspense_events": 0,
-                "cost_pico": str(tokens * 300_000)}  # fmt: skip
+                "cost_pico": str(tokens * 3_000)}  # fmt: skip
 
 
 async def test_usage_is_drawn_told_and_saved(stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,6 +97,11 @@ def _is_all_drawn(page: Page) -> None:
         "4",
     ]
     assert len(page.all("#lane svg rect")) == 3 * 7
+    begin = page.run(
+        "return [...document.querySelectorAll('.plot text')].map(each => [each.textContent, each.getBBox().x])"
+    )
+    assert "0.0002 USD" in dict(begin)
+    assert [text for text, x in begin if x < 0] == [], "none is cut off"
     assert len(page.all("#model rect.estimate")) == 2 * 6, "the buckets that may still grow are pale"
     assert any(text.startswith("no key") for text in page.texts("#key_id .legend li"))
     said = page.all("#lane svg")[0].get_attribute("aria-label") or ""

@@ -3,7 +3,7 @@
 import {el, svg} from "./dom.js";
 
 const HEIGHT = 190,
-  LEFT = 62,
+  LEFT = 84,
   RIGHT = 6,
   TOP = 8,
   BOTTOM = 22,
