@@ -16,6 +16,7 @@ import uvicorn
 from billing_jobs.beside import beside, in_thread
 from billing_jobs.billed_topic import BilledTeller
 from billing_jobs.cut import AnotherLog, CutUnreadable, RecordsLost
+from billing_jobs.forget_desk import add_forget_routes, forget_desk
 from billing_jobs.gpu_costs import first_gpu_prices, gpu_prices
 from billing_jobs.invoices.routes import add_invoice_routes, invoice_desk
 from billing_jobs.invoices.tables import InvoiceTables
@@ -192,6 +193,7 @@ def _run(settings: Settings) -> int:
         store = stack.enter_context(closing(ClickHouseStore(database.connection())))
         metrics = BillingMetrics()
         append_first_prices(store, settings, metrics)
+        store.cut_forgotten()
         teller = PriceTeller(KafkaProducer(settings.kafka, "billing-prices"), settings.topics.prices.name)
         teller.tell(store.prices())
         sink = make_sink(settings, store, metrics, teller)
@@ -221,6 +223,7 @@ def _run(settings: Settings) -> int:
         )
         clerk = stack.enter_context(closing(invoice_desk(invoices, lambda: sink.progress.stored_through_ms)))
         add_invoice_routes(app, clerk)
+        add_forget_routes(app, stack.enter_context(closing(forget_desk(database.connection()))))
         configs.append(ServerConfig(app, settings.billing.host, settings.billing.port, metrics))
         servers = [Server(config) for config in configs]
 
