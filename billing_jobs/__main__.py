@@ -14,7 +14,9 @@ import structlog
 import uvicorn
 
 from billing_jobs.beside import beside, in_thread
-from billing_jobs.cut import AnotherLog, CutUnreadable
+from billing_jobs.billed_topic import BilledTeller
+from billing_jobs.cut import AnotherLog, CutUnreadable, RecordsLost
+from billing_jobs.forget_desk import add_forget_routes, forget_desk
 from billing_jobs.gpu_costs import first_gpu_prices, gpu_prices, in_force
 from billing_jobs.invoices.routes import add_invoice_routes, invoice_desk
 from billing_jobs.invoices.tables import InvoiceTables
@@ -27,7 +29,7 @@ from billing_jobs.rollups.roller import Roller
 from billing_jobs.rollups.tables import ROLLER_SETTINGS
 from billing_jobs.server import Sql, create_app, price_desk, sql_reader, usage_readers
 from billing_jobs.server_config import ServerConfig
-from billing_jobs.sink import GROUP, Sink
+from billing_jobs.sink import GROUP, Progress, Sink
 from billing_jobs.store import ClickHouseStore, Database, SchemaTooNew, StoreError
 from billing_jobs.webhooks.wiring import check_webhooks, delivering
 from streams.clocks import now_ms
@@ -195,9 +197,11 @@ def _run(settings: Settings) -> int:
         store = stack.enter_context(closing(ClickHouseStore(database.connection())))
         metrics = BillingMetrics()
         append_first_prices(store, settings, metrics)
+        store.cut_forgotten()
         teller = PriceTeller(KafkaProducer(settings.kafka, "billing-prices"), settings.topics.prices.name)
         teller.tell(store.prices())
         sink = make_sink(settings, store, metrics, teller)
+        billed = BilledTeller(KafkaProducer(settings.kafka, "billing-billed"), settings.topics.billed.name, now_ms)
         roller = Roller(database.connection(ROLLER_SETTINGS), metrics, time.monotonic)
         max_rows, timeout_s = settings.billing.max_query_rows, settings.billing.query_timeout_s
 
@@ -223,6 +227,7 @@ def _run(settings: Settings) -> int:
         )
         clerk = stack.enter_context(closing(invoice_desk(invoices, lambda: sink.progress.stored_through_ms)))
         add_invoice_routes(app, clerk)
+        add_forget_routes(app, stack.enter_context(closing(forget_desk(database.connection()))))
         configs.append(ServerConfig(app, settings.billing.host, settings.billing.port, metrics))
         servers = [Server(config) for config in configs]
 
@@ -235,13 +240,15 @@ def _run(settings: Settings) -> int:
 
         stack.enter_context(closing(HealthServer(settings.health_host, settings.health_port, ready)))
         stack.enter_context(running(sink, ended, errors))
-        stack.enter_context(beside("reconciliation", watching(settings, database, sink, metrics)))
+        stack.enter_context(beside("reconciliation", watching(settings, database, sink, billed, metrics)))
         stack.enter_context(beside("webhooks", delivering(settings, metrics)))
         stack.enter_context(running(roller, ended, errors))
         collect_seldom()
         asyncio.run(serve(servers, ended))
     if errors:
         _log.error("billing_ends", error=f"{type(errors[0]).__name__}: {errors[0]}")
+        if isinstance(errors[0], RecordsLost):
+            billed.tell(Progress(0, 0, now_ms(), lost_records=errors[0].count))
         return EXIT_FAILED
     return 0
 

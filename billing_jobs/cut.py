@@ -29,6 +29,14 @@ class CutUnreadable(Exception):
     """A committed cut cannot be inserted as it was cut. Going on would lose or invent usage: an operator decides."""
 
 
+class RecordsLost(CutUnreadable):
+    """The log begins behind what is stored: nobody will ever bill `count` records."""
+
+    def __init__(self, source: TopicPartition, offsets: range) -> None:
+        super().__init__(f"{source}: records {offsets[0]} to {offsets[-1]} left the log before they were stored")
+        self.count = len(offsets)
+
+
 class AnotherLog(Exception):
     """The tables, or the group's commit, are of another log, or know records that the log does not have. What stands in
     the log below would be passed over as billed: an operator decides."""
@@ -233,7 +241,7 @@ class CutPlanner:
         resume = stored if committed.offset is None else min(committed.offset, stored)
         start = resume if cut is None else cut.first
         if start < low_offset:
-            raise CutUnreadable(f"{source}: records {start} to {low_offset - 1} left the log before they were stored")
+            raise RecordsLost(source, range(start, low_offset))
         self._partitions[source] = _Partition(start, cut, cut is not None and cut.last < stored, low_offset)
         return start
 

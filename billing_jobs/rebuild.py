@@ -44,13 +44,17 @@ class _Waiting:
         yield from self.records.values()
 
 
-def copy_prices(rows: Sequence[dict[str, Any]], connection: Connection) -> None:
-    """Every column of every row, as the tables in use have it. Raises StoreError."""
+COPIED = ("prices", "forgotten")
+"""Tables that the log says nothing of, and rows made of it depend on."""
+
+
+def copy_rows(table: str, rows: Sequence[dict[str, Any]], connection: Connection) -> None:
+    """Every column of every row, as the table in use has it. Raises StoreError."""
     if not rows:
         return
     block = b"\n".join(map(orjson.dumps, rows))
     with connection.client() as client:
-        client.raw_insert("prices", column_names=[*rows[0]], insert_block=block, fmt="JSONEachRow")
+        client.raw_insert(table, column_names=[*rows[0]], insert_block=block, fmt="JSONEachRow")
 
 
 def rebuild(

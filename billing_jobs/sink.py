@@ -37,12 +37,14 @@ _log = structlog.get_logger()
 class Progress:
     """How far the tables are behind the log, as seen at `observed_at_ms`.
 
-    Every record that was in the log by `stored_through_ms` is in the tables; 0 while nothing is known.
+    Every record that was in the log by `stored_through_ms` is in the tables; 0 while nothing is known. `lost_records`
+    of those behind are not in the log any more.
     """
 
     lag_records: int
     stored_through_ms: int
     observed_at_ms: int
+    lost_records: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +58,16 @@ class PartitionProgress:
 
 def measure(partitions: Iterable[PartitionProgress], observed_at_ms: int) -> Progress:
     """`observed_at_ms` was read before the end offsets were. Record times are the broker's append times."""
-    lag_records, through_ms = 0, observed_at_ms
+    lag_records, through_ms, lost_records = 0, observed_at_ms, 0
     for partition in partitions:
+        if partition.stored is not None:
+            lost_records += max(partition.low_offset - partition.stored.next_offset, 0)
         next_offset = max(partition.low_offset, partition.stored.next_offset if partition.stored else 0)
         if next_offset < partition.end_offset:
             lag_records += partition.end_offset - next_offset
             # What was logged in the same millisecond as the last stored record may not be stored.
             through_ms = min(through_ms, max(0, partition.stored.logged_at_ms - 1) if partition.stored else 0)
-    return Progress(lag_records, through_ms, observed_at_ms)
+    return Progress(lag_records, through_ms, observed_at_ms, lost_records)
 
 
 def backoff_ms(failures: int) -> int:

@@ -24,6 +24,7 @@ from clickhouse_connect.driver.httputil import default_pool_manager
 
 from billing_jobs.cut import Batch
 from billing_jobs.embedded import EMBEDDED_DATABASE, EngineFailed, EngineMissing, start_engine, statements_of
+from billing_jobs.forgotten import Forgetting
 from billing_jobs.gpu_costs import GpuPrice
 from billing_jobs.invoices.views import invoice_views
 from billing_jobs.price_tables import (
@@ -58,6 +59,7 @@ MIGRATIONS = {
     9: "9_invoices.sql",
     10: "10_reconciliations.sql",
     11: "11_price_changes.sql",
+    12: "12_forgotten.sql",
 }
 """Schema version → the statements that lead to it from the one before."""
 _VIEWS = {8: usage_views, 9: invoice_views}
@@ -331,11 +333,16 @@ class ClickHouseStore:
         self._clock_ms = clock_ms
         self._hours = OpenHours()
         self._writer = str(uuid4())
+        self._forgetting = Forgetting()
 
     def insert(self, batch: Batch, *, again: bool) -> None:
         with self._connection.writing() as client:
             self._open_hours(client, {hour_of(row.event.accepted_at_ms) for row in batch.usage})
-            for rows in tables_of(batch):
+            self._forgetting.look(client)
+            for rows in map(self._forgetting.cut, tables_of(batch)):
+                if rows.table == "billing_batches" and (self._forgetting.look(client) or again):
+                    # It says that the others are stored, so whatever dies before it is looked at again.
+                    self._forgetting.cut_stored(client)
                 is_missing = partial(_is_incomplete, client, rows) if again else lambda: False
                 insert_once(partial(_insert, client, rows), batch.cut.token, is_missing)
 
@@ -400,7 +407,16 @@ class ClickHouseStore:
     def reprice(self, max_rows: int) -> int:
         """As `repricing.reprice` says."""
         with self._connection.writing() as client:
-            return reprice(client, max_rows, lambda hours_ms: self._open_hours(client, hours_ms))
+            self._forgetting.look(client)
+            rows = reprice(client, max_rows, lambda hours_ms: self._open_hours(client, hours_ms))
+            if self._forgetting.look(client):
+                self._forgetting.cut_stored(client)
+            return rows
+
+    def cut_forgotten(self) -> None:
+        """What was inserted, or begun to be forgotten, by who died meanwhile. Raises StoreError."""
+        with self._connection.writing() as client:
+            self._forgetting.cut_stored(client)
 
     def rest(self) -> None:
         """Closes hours that were written to; they may be rolled then."""

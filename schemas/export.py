@@ -12,6 +12,7 @@ from schemas.admission import Move
 from schemas.alert import Alert
 from schemas.base import Record
 from schemas.batch import BatchJob, BatchResult, JobCancel, LineCancel
+from schemas.billed import Billed
 from schemas.brownout import PoolLevel
 from schemas.control import AttemptVoid, Cancel, Halt
 from schemas.dead_letter import DeadLetter
@@ -28,9 +29,9 @@ from schemas.websocket import CLIENT_MESSAGE, SERVER_MESSAGE
 from schemas.worker import WorkerState
 
 RECORDS: tuple[type[Record], ...] = (
-    AdmittedRequest, Alert, AttemptVoid, BatchJob, BatchResult, Cancel, ComputeRecord, DeadLetter, DeliveredCount,
-    Ending, Fence, Frame, Halt, JobCancel, LineCancel, Move, Opened, OutputPolicy, Parked, PoolLevel, PriceTold,
-    Release, Request, SpentTotal, Started, Terminal, UsageEvent, Verdict, WorkerState,
+    AdmittedRequest, Alert, AttemptVoid, BatchJob, BatchResult, Billed, Cancel, ComputeRecord, DeadLetter,
+    DeliveredCount, Ending, Fence, Frame, Halt, JobCancel, LineCancel, Move, Opened, OutputPolicy, Parked, PoolLevel,
+    PriceTold, Release, Request, SpentTotal, Started, Terminal, UsageEvent, Verdict, WorkerState,
 )  # fmt: skip
 """Every record that travels on a topic."""
 

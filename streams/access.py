@@ -102,7 +102,7 @@ def process_roles(topics: Topics) -> list[Role]:
             groups=(f"{region}.admission",),
             reads=(
                 topics.requests.name, topics.intake_batch.name, *jobs, *between, topics.moved.name,
-                topics.workers.name, topics.brownout.name, control, generated, topics.prices.name,
+                topics.workers.name, topics.brownout.name, control, generated, topics.prices.name, topics.billed.name,
                 # After a loss of the quota store alone, as `generated`.
                 topics.spent.name, usage,
             ),
@@ -140,7 +140,7 @@ def process_roles(topics: Topics) -> list[Role]:
             "billing",
             groups=(f"{region}.billing", f"{region}.alerts"),
             reads=(usage, generated, topics.alerts.name),
-            writes=(dead, topics.alerts.name, topics.prices.name),
+            writes=(dead, topics.alerts.name, topics.prices.name, topics.billed.name),
             watches_groups=(f"{region}.post-safety",),
         ),
     ]  # fmt: skip

@@ -347,6 +347,10 @@ class AdmissionSettings(_Section):
         description="So often a response goes to another pool, or a smaller model, if it fails before its first token.",
     )  # fmt: skip
     trust_window_ms: int = Field(default=300_000, ge=1_000)
+    unbilled_share: float = Field(
+        default=0.75, gt=0, le=1,
+        description="Of the time that `usage` is kept: while some waits for longer to be billed, nothing new is taken.",
+    )  # fmt: skip
 
 
 class PostSafetySettings(_Section):

@@ -9,6 +9,7 @@ from pydantic import TypeAdapter
 from schemas.admission import Admission, Move
 from schemas.alert import Alert
 from schemas.batch import INTAKE, BatchResult
+from schemas.billed import Billed
 from schemas.brownout import PoolLevel
 from schemas.control import CONTROL
 from schemas.dead_letter import DeadLetter
@@ -161,6 +162,8 @@ class Topics:
         )  # fmt: skip
         # What is charged, as billing's table has it: whoever decides by a price reads all of them first.
         self.prices = Topic(name("prices"), "price id", PriceTold, 1, None)
+        # How far billing is: admission lets nothing in whose usage the log may lose before it is billed.
+        self.billed = Topic(name("billed"), "`usage`", Billed, 1, None, extra={"segment.ms": str(HOUR_MS)})
         # What is spent of each month, for a quota store that has lost its memory. Cleaned early, as `parked`: all of it
         # is read then. Nobody asks for a month that ended so long ago.
         self.spent = Topic(
@@ -208,8 +211,8 @@ class Topics:
         return [
             self.requests, self.intake_batch, self.batch_results, self.validated, self.reserved, self.screened,
             self.aside, self.later, self.moved, self.generated, self.responses, self.usage, self.control, self.workers,
-            self.brownout, self.verdicts, self.policies, self.parked, self.prices, self.spent, self.alerts,
-            self.dead_letters,
+            self.brownout, self.verdicts, self.policies, self.parked, self.prices, self.billed, self.spent,
+            self.alerts, self.dead_letters,
             *(self.jobs(pool) for pool in self.pools),
             *(self.lane(pool, lane) for pool in self.pools for lane in LANES),
             *(self.results(tenant) for tenant in sorted(tenants)),

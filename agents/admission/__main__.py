@@ -11,6 +11,7 @@ import structlog
 import uvloop
 
 from agents.admission.app import AdmissionApp
+from agents.admission.billed import Billing
 from agents.admission.brownout import Brownouts, Decider
 from agents.admission.budgets import PricesUnread, beside_of_opened
 from agents.admission.cancels import Cancels
@@ -77,6 +78,7 @@ def run(settings: Settings) -> int:
     workers = WorkersView()
     levels = Brownouts(settings.brownout, settings.topics.pools)
     cancels = Cancels()
+    billing = billing_of(settings)
     excuses = Excuses()
     quota = RedisQuota(connect_quota(settings.redis), settings.region)
 
@@ -90,7 +92,7 @@ def run(settings: Settings) -> int:
     def wire(publisher: Publisher) -> Pipeline:
         services = _services(
             settings, request_secrets, pseudonym_secret, directory, catalog, quota, workers, levels, cancels,
-            excuses, sources, prices,
+            excuses, sources, prices, billing,
         )  # fmt: skip
         return Pipeline(
             services, publisher, recovery.run, settings.admission.max_attempts,
@@ -108,6 +110,7 @@ def run(settings: Settings) -> int:
         cancels,
         lambda error: end_process("workers cannot be read", error),
         prices,
+        billing,
     )
 
     _set_timers(admission, quota, recovery, reader)
@@ -172,10 +175,17 @@ def _watchdog(
     )
 
 
+def billing_of(settings: Settings) -> Billing:
+    """As `usage` is kept in this region."""
+    kept_ms = settings.topics.usage.retention_ms
+    assert kept_ms is not None, "usage is no compacted topic"
+    return Billing(round(kept_ms * settings.admission.unbilled_share), now_ms)
+
+
 def _services(
     settings: Settings, request_secrets: Keyring, pseudonym_secret: bytes, directory: TenantDirectory,
     catalog: ModelCatalog, quota: QuotaStore, workers: WorkersView, levels: Brownouts, cancels: Cancels,
-    excuses: Excuses, sources: SourceReader, prices: PriceList,
+    excuses: Excuses, sources: SourceReader, prices: PriceList, billing: Billing,
 ) -> Services:  # fmt: skip
     return Services(
         topics=settings.topics,
@@ -196,6 +206,7 @@ def _services(
         phrases=PromptPolicies(),
         prices=prices,
         brownout=levels,
+        billing=billing,
         cancels=cancels,
         trust_window_ms=settings.admission.trust_window_ms,
         clock_ms=now_ms,

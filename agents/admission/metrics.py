@@ -30,6 +30,9 @@ BROWNOUT_LEVEL = Gauge("sluice_brownout_level", "How far a pool is degraded, fro
 BROWNED_OUT = Counter(
     "sluice_admission_browned_out_total", "Requests that were given less, by pool and its level.", ["pool", "level"]
 )
+REFUSES_UNBILLABLE = Gauge(
+    "sluice_admission_refuses_unbillable", "1 while new requests are refused because the log may lose their usage."
+)
 LOWERED = Counter(
     "sluice_admission_lowered_total", "Requests that wait behind their lane since the queue is long, by pool.", ["pool"]
 )

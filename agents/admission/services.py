@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from agents.admission.billed import Billing, unbounded
 from agents.admission.brownout import Brownouts
 from agents.admission.cancels import Cancels
 from agents.admission.long_prompts import LongPrompts
@@ -63,6 +64,7 @@ class Services:
     """Of a pool's mean load: so much more may be at the worker that has had what begins alike."""
     prices: PriceList = field(default_factory=lambda: PriceList(are_read=True))
     brownout: Brownouts = field(default_factory=Brownouts)
+    billing: Billing = field(default_factory=unbounded)
     cancels: Cancels = field(default_factory=lambda: Cancels(are_read=True))
     long_prompts: LongPrompts = field(default_factory=LongPrompts)
     max_moves: int = 0

@@ -2,7 +2,8 @@
 
 | stage      | takes       | gives                              | refuses for                                        |
 |------------|-------------|------------------------------------|----------------------------------------------------|
-| validation | `Request`   | `Admission`: tokens, pool and lane | tenant, model, deadline, context, tools, sampling  |
+| validation | `Request`   | `Admission`: tokens, pool and lane | tenant, model, deadline, context, tools, sampling, |
+|            |             |                                    | usage that the log may lose before it is billed    |
 | brownout   | `Admission` | … with a lower bound of its output | nothing                                            |
 | quota      | `Admission` | … with reserved tokens             | requests, tokens, concurrency, budgets             |
 | pre-safety | `Admission` | … with a verdict                   | the tenant's deny phrases                          |
@@ -85,6 +86,8 @@ async def room(admission: Admission, services: Services) -> StageResult | NotYet
     """Where jobs wait for their pool: before they hold anything. What waited too long takes nothing any more."""
     if services.clock_ms() >= admission.request.deadline_ms:
         return Refused(Origin.of(admission), DEADLINE_PASSED)
+    if (unbillable := services.billing.refusal()) is not None:
+        return NotYet(unbillable)
     at = plan(_option(admission, services), None, services.queue_bound)
     is_full = at.is_refused or _degraded(admission, at.pool, services).takes_no_jobs
     return NotYet(_full(admission, at, services)) if is_full else admission

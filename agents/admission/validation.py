@@ -80,6 +80,8 @@ async def validation(request: Request, services: Services) -> Admission | Refuse
     """The first stage. Raises QuotaUnavailable."""
     if services.clock_ms() >= request.deadline_ms:
         return Refused(Origin.of(request), DEADLINE_PASSED)
+    if not may_wait(request) and (refusal := services.billing.refusal()) is not None:
+        return Refused(Origin.of(request), refusal, request=request)
     result = await validated(request, services)
     return replace(result, request=request) if isinstance(result, Refused) else result
 

@@ -1,4 +1,4 @@
-"""Feeds a `WorkersView`, `Brownouts` and a `PriceList` from their compacted topics, and `Cancels` from `control`.
+"""Feeds a `WorkersView`, `Brownouts`, `Billing` and a `PriceList` from compacted topics, and `Cancels` from `control`.
 
 In a thread of its own, outside of any group.
 """
@@ -12,9 +12,11 @@ from typing import TypeVar
 
 import structlog
 
+from agents.admission.billed import Billing, unbounded
 from agents.admission.brownout import Brownouts
 from agents.admission.cancels import Cancels
 from agents.admission.routing import WorkersView
+from schemas.billed import Billed
 from schemas.brownout import PoolLevel
 from schemas.codec import Undecodable, decode
 from schemas.control import CONTROL, Cancel
@@ -39,7 +41,7 @@ class WorkersReader:
     """`caught_up` is set once everything that stood in the topics at the start has been read.
 
     `on_failure` is called once, from the thread, when it cannot go on: without it the view grows old in silence.
-    `unreadable` holds the last records that are neither heartbeats nor levels nor prices, for whoever writes their dead
+    `unreadable` holds the last records that are nothing that belongs on their topics, for whoever writes their dead
     letters; the same ones again after a restart.
     """
 
@@ -52,6 +54,7 @@ class WorkersReader:
         cancels: Cancels,
         on_failure: Callable[[Exception], None],
         prices: PriceList | None = None,
+        billing: Billing | None = None,
     ) -> None:
         self._new_consumer = consumer
         self._topics = topics
@@ -59,6 +62,7 @@ class WorkersReader:
         self._levels = levels
         self._cancels = cancels
         self._prices = PriceList() if prices is None else prices
+        self._billing = unbounded() if billing is None else billing
         self._on_failure = on_failure
         self.caught_up = threading.Event()
         self.unreadable: deque[tuple[LogRecord, Undecodable]] = deque(maxlen=MAX_UNREADABLE)
@@ -92,7 +96,8 @@ class WorkersReader:
 
     def _catch_up(self, consumer: LogConsumer) -> dict[TopicPartition, int]:
         """Takes what stands in the topics. Returns where that ended. Raises LogError."""
-        compacted = (self._topics.workers, self._topics.brownout, self._topics.prices)
+        topics = self._topics
+        compacted = (topics.workers, topics.brownout, topics.prices, topics.billed)
         offsets = kept_offsets(consumer, [each for topic in compacted for each in consumer.partitions(topic.name)])
         offsets |= kept_offsets(consumer, consumer.partitions(self._topics.control.name), now_ms() - KEEP_MS)
         deadline_s = time.monotonic() + CATCH_UP_TIMEOUT_S
@@ -121,6 +126,8 @@ class WorkersReader:
                 self._levels.take(decode(PoolLevel, record.value))
             elif record.topic == self._topics.prices.name:
                 self._prices.take(decode(PriceTold, record.value))
+            elif record.topic == self._topics.billed.name:
+                self._billing.take(decode(Billed, record.value))
             else:
                 self._view.update(*said_in(record))
         except Undecodable as error:

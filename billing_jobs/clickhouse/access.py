@@ -44,7 +44,7 @@ _TABLES_OF_THE_OPERATOR = (
     "usage_live", "price_intervals", "price_timeline", "price_differences", "gpu_prices", "gpu_costs", "margins",
     "price_changes",
     "invoice_closings", "invoice_usage", "ledger_entries",
-    "counting_closings", "invoices", "invoice_lines", "invoiced_usage", "ledger", "dropped_months",
+    "counting_closings", "invoices", "invoice_lines", "invoiced_usage", "ledger", "dropped_months", "forgotten",
 )  # fmt: skip
 _SYSTEM_TABLES = (
     "aggregate_function_combinators", "columns", "contributors", "data_type_families", "databases", "formats",

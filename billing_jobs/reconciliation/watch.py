@@ -1,5 +1,7 @@
 """Compares what has been billed since the last look, again and again, and says on `alerts` what differs or lags.
 
+How far billing is it says on `billed` as well, for who lets requests in.
+
 One step at a time: an hour at most is compared, at a quarter of the time that there is, so the sink has the rest. What
 a crash right after each part leaves behind:
 
@@ -15,6 +17,7 @@ from typing import Protocol
 
 import structlog
 
+from billing_jobs.billed_topic import BilledTeller
 from billing_jobs.metrics import BillingMetrics
 from billing_jobs.reconciliation.figures import HOUR_MS, Source, Span
 from billing_jobs.reconciliation.following import CLOCKS_APART_MS, Following, Pace
@@ -61,6 +64,7 @@ class Watch:
         tables: Tables,
         history: Reconciliations,
         sink: Progressing,
+        billed: BilledTeller,
         usage_topic: str,
         generated_topic: str,
         alerts_topic: str,
@@ -77,6 +81,7 @@ class Watch:
         self._tables = tables
         self._history = history
         self._sink = sink
+        self._billed = billed
         self._usage_topic, self._alerts_topic = usage_topic, alerts_topic
         self._stop = stop or Event()
         self._following = Following(consumer, generated_topic, self._stop)
@@ -102,6 +107,7 @@ class Watch:
     def step(self) -> None:
         now_ms = self._clock_ms()
         try:
+            self._billed.tell(self._sink.progress)
             standing = self._standing or self._read_standing()
             self._standing = standing
             self._lag(standing, now_ms)

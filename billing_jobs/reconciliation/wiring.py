@@ -5,6 +5,7 @@ from contextlib import closing
 from threading import Event
 from typing import Any
 
+from billing_jobs.billed_topic import BilledTeller
 from billing_jobs.metrics import BillingMetrics
 from billing_jobs.queries import read_settings
 from billing_jobs.reconciliation.history import Reconciliations
@@ -28,7 +29,7 @@ def asking(connection: Connection) -> Ask:
 
 
 def watching(
-    settings: Settings, database: Database, sink: Progressing, metrics: BillingMetrics
+    settings: Settings, database: Database, sink: Progressing, billed: BilledTeller, metrics: BillingMetrics
 ) -> Callable[[Event], None]:
     """What a thread of its own is to run until it is told to stop. Raises LogError."""
     producer = KafkaProducer(settings.kafka, "billing-alerts")
@@ -46,6 +47,7 @@ def watching(
                 tables=Tables(asking(connection)),
                 history=history,
                 sink=sink,
+                billed=billed,
                 usage_topic=settings.topics.usage.name,
                 generated_topic=settings.topics.generated.name,
                 alerts_topic=settings.topics.alerts.name,

@@ -15,6 +15,7 @@ from deploy.cli import (
     billing,
     budgets,
     cluster,
+    forget,
     invoices,
     keys,
     lifecycle,
@@ -39,7 +40,7 @@ from streams.settings import SettingsError
 
 COMMANDS = (
     lifecycle, overview, questions, batch, trace, keys, cluster, backup, billing, prices, budgets, usage, invoices,
-    reconciliation, alerts,
+    reconciliation, forget, alerts,
 )  # fmt: skip
 """Importing them registers their commands, in the order of `sluice --help`."""
 

@@ -15,7 +15,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from billing_jobs.rebuild import Rebuilt, copy_prices, rebuild
+from billing_jobs.rebuild import COPIED, Rebuilt, copy_rows, rebuild
 from billing_jobs.reconciliation.figures import HOUR_MS, Source, Span, total
 from billing_jobs.reconciliation.following import Following
 from billing_jobs.reconciliation.log_side import CLOCKS_APART_MS, between, kept
@@ -186,10 +186,10 @@ def reconcile_command(
         sys.exit(1)
 
 
-def _prices(settings: Settings) -> list[dict[str, Any]]:
-    answer = query(settings, "SELECT * FROM prices")
+def _all_of(settings: Settings, table: str) -> list[dict[str, Any]]:
+    answer = query(settings, f"SELECT * FROM {table}")  # noqa: S608 - a table of ours
     if answer["truncated"]:
-        raise CommandError("there are more prices than billing.max_query_rows")
+        raise CommandError(f"there are more {table} than billing.max_query_rows")
     return [dict(zip(answer["columns"], row, strict=True)) for row in answer["rows"]]
 
 
@@ -232,7 +232,8 @@ def rebuild_command(
         database.open()
         connection = stack.enter_context(closing(database.connection()))
         store = stack.enter_context(closing(ClickHouseStore(database.connection())))
-        copy_prices(_prices(settings), connection)
+        for table in COPIED:
+            copy_rows(table, _all_of(settings, table), connection)
         offsets = _offsets(consumer, settings.topics.usage.name, span)
         done = rebuild(consumer, offsets, store, lambda record: record.timestamp_ms in span, _told_to_people)
         rebuilt, live = Tables(asking_tables(connection)), Tables(asking(settings))

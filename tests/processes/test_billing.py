@@ -5,20 +5,25 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from pathlib import Path
 
 import httpx
 import pytest
+from confluent_kafka import TopicPartition as ConfluentPartition
 from confluent_kafka.admin import AdminClient
 
 from deploy.tenants_file import write_tenants
+from schemas.billed import Billed
+from schemas.codec import decode
 from schemas.money import decimal_units
 from schemas.usage import UsageEvent
-from streams.log.kafka import KafkaProducer
+from streams.log.kafka import KafkaConsumer, KafkaProducer
+from streams.log.reading import kept_offsets, read_offsets
 from streams.provisioning import provision
 from streams.settings import KafkaSettings
 from streams.topics import Topic, Topics
@@ -151,6 +156,76 @@ def test_killed_while_it_stores_it_goes_on_without_loss_or_double(
         assert 'sluice_billing_dead_letters_total{reason="not_json"}' in billing.metrics()
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=60) == 0, billing.output.read_text()
+
+
+def test_who_is_forgotten_while_usage_is_stored_is_named_by_none_of_it_after_a_kill(
+    billing: Billing, kafka_settings: KafkaSettings
+) -> None:
+    provision(kafka_settings, [billing.topics.usage, billing.topics.dead_letters])
+    producer = KafkaProducer(kafka_settings, "test")
+
+    def produce(first: int, last: int) -> None:
+        for number in range(first, last + 1):
+            used = event(number)
+            producer.produce(billing.topics.usage.name, used.encode(), key=used.response_id)
+        assert producer.flush(60) == 0
+
+    named = "SELECT countIf(end_user != '') FROM usage_events"
+    asked = {"tenant_id": "acme", "pseudonyms": [event(0).scope.end_user], "actor": "ann"}
+    with billing.running() as process:
+        produce(0, 499)
+        until(lambda: int(str(billing.counts()[0])) > 50, "a part is stored", every_s=0.1)
+        assert billing.sql(named) != [["0"]]
+        produce(500, 999)
+        answer = billing.http.post(f"http://127.0.0.1:{billing.port}/internal/forgotten", json=asked)
+        assert answer.json()["rows"] > 50
+        process.kill()
+    produce(1_000, 1_099)
+    with billing.running():
+        until(lambda: int(str(billing.counts()[1])) >= 1_100, "everything is stored", every_s=0.1)
+        until(lambda: billing.sql(named) == [["0"]], "nobody is named", every_s=0.1)
+        assert billing.counts() == expected(1_100)
+
+
+def test_how_far_it_is_stands_on_the_log_and_that_some_left_it_unbilled(
+    billing: Billing, kafka_settings: KafkaSettings
+) -> None:
+    topics = billing.topics
+    provision(kafka_settings, [topics.usage, topics.dead_letters, topics.alerts, topics.billed])
+    producer = KafkaProducer(kafka_settings, "test")
+
+    def produce(number: int) -> int:
+        used, offsets = event(number), list[int | None]()
+        producer.produce(
+            topics.usage.name, used.encode(), key="one partition", on_delivery=lambda offset, _: offsets.append(offset)
+        )
+        assert producer.flush(60) == 0
+        assert offsets[0] is not None
+        return offsets[0]
+
+    def told() -> list[Billed]:
+        with closing(KafkaConsumer(kafka_settings, None, "test")) as reader:
+            offsets = kept_offsets(reader, reader.partitions(topics.billed.name))
+            return [decode(Billed, each.value) for each in read_offsets(reader, offsets, time.monotonic() + 60)]
+
+    with billing.running():
+        produce(0)
+        until(lambda: billing.counts() == expected(1), "it is in the tables", every_s=0.1)
+        until(lambda: len(told()) > 0, "it is told")
+        assert told()[-1].lost_records == 0
+        assert told()[-1].through_ms > NOON_MS
+    produce(1)
+    end = produce(2) + 1
+    with closing(KafkaConsumer(kafka_settings, None, "test")) as reader:
+        [place] = [each for each in reader.partitions(topics.usage.name) if reader.watermarks(each)[1]]
+    admin = AdminClient({"bootstrap.servers": kafka_settings.bootstrap})
+    [deleted] = admin.delete_records([ConfluentPartition(place.topic, place.partition, end)]).values()
+    deleted.result(60)
+    process = subprocess.run(
+        [sys.executable, "-m", "billing_jobs"], env=billing.environment, capture_output=True, timeout=120, check=False
+    )
+    assert b"left the log before they were stored" in process.stdout
+    assert told()[-1].lost_records == 2
 
 
 def test_a_first_answer_does_not_wait_for_a_batch_to_gather(billing: Billing, kafka_settings: KafkaSettings) -> None:

@@ -10,7 +10,7 @@ import pytest
 from billing_jobs.price_tables import MadeChange
 from billing_jobs.pricing import PriceBook, PriceRow
 from billing_jobs.queries import read_settings
-from billing_jobs.rebuild import copy_prices, rebuild
+from billing_jobs.rebuild import copy_rows, rebuild
 from billing_jobs.reconciliation.figures import HOUR_MS, Span
 from billing_jobs.reconciliation.reconcile import equal_tables
 from billing_jobs.reconciliation.tables import Tables
@@ -58,7 +58,7 @@ def test_what_the_log_says_is_what_stands_in_the_tables_and_what_they_lack_is_na
         in_use.insert(billed, again=False)
         with asked.client() as client:
             copied = client.raw_query("SELECT * FROM prices", fmt="JSONEachRow").splitlines()
-        copy_prices([orjson.loads(row) for row in copied], prices)
+        copy_rows("prices", [orjson.loads(row) for row in copied], prices)
         assert anew.prices() == in_use.prices()
         assert anew.price_version() == 3
         offsets = kept_offsets(consumer, consumer.partitions(TOPIC))
@@ -79,4 +79,4 @@ def test_what_the_log_says_is_what_stands_in_the_tables_and_what_they_lack_is_na
 
 def test_without_prices_there_is_nothing_to_copy(beside: Database) -> None:
     with closing(beside.connection()) as connection:
-        copy_prices([], connection)
+        copy_rows("prices", [], connection)

@@ -4,7 +4,7 @@ from unittest.mock import ANY
 
 import pytest
 
-from billing_jobs.cut import AnotherLog, CutUnreadable
+from billing_jobs.cut import AnotherLog, CutUnreadable, RecordsLost
 from billing_jobs.sink import GROUP
 from billing_jobs.store import OperatorsDecision, StoredPosition
 from streams.log.memory import Crashed
@@ -22,8 +22,10 @@ def test_a_log_that_changed_under_a_cut_ends_the_process() -> None:
     with pytest.raises(Crashed):
         world.steps(dying)
     world.log.delete_records(TopicPartition(TOPIC, 0), 2)
-    with pytest.raises(CutUnreadable, match="records 0 to 1 left the log"):
+    with pytest.raises(CutUnreadable, match="records 0 to 1 left the log") as lost:
         world.steps(world.member("b"))
+    assert isinstance(lost.value, RecordsLost)
+    assert lost.value.count == 2
 
 
 @pytest.mark.parametrize("lost", ["tables", "commit"])

@@ -4,6 +4,7 @@ from schemas.admission import Failed, Move
 from schemas.alert import Alert
 from schemas.base import Record, Scope
 from schemas.batch import BatchJob, BatchResponse, BatchResult, JobCancel, LineCancel
+from schemas.billed import Billed
 from schemas.brownout import PoolLevel
 from schemas.control import AttemptVoid, Cancel, Halt
 from schemas.dead_letter import DeadLetter
@@ -132,6 +133,7 @@ EXAMPLES: list[Record] = [
         worker_id="worker-1", pool="default", model="sluice-tiny", engine="simulated", state="ready", beat_at_ms=NOW,
         lease_ms=4_000, lane_partitions={Lane.STANDARD: [0, 1]}, home_partitions=[2], running=3, max_running=64,
     ),
+    Billed(through_ms=NOW - 5_000, lost_records=3, told_at_ms=NOW),
     PoolLevel(pool="default", level=2, since_ms=NOW, why="standard: a wait of 61000 ms, target 60000"),
     Verdict(response_id=RESPONSE, scope=SCOPE, stage="pre-safety", decision="refuse", rule="deny:1", span_sha256="ab"),
     DeadLetter(

@@ -432,7 +432,7 @@ def heartbeat(worker_id: str) -> bytes:
 
 def log_of_workers() -> MemoryLog:
     log = MemoryLog(clocks.now_ms)
-    for topic in (TOPICS.workers, TOPICS.brownout, TOPICS.control, TOPICS.prices):
+    for topic in (TOPICS.workers, TOPICS.brownout, TOPICS.control, TOPICS.prices, TOPICS.billed):
         log.create_topic(topic.name, 1)
     return log
 

@@ -8,6 +8,7 @@ from threading import Event
 import pytest
 from prometheus_client import CollectorRegistry
 
+from billing_jobs.billed_topic import BilledTeller
 from billing_jobs.cut import Batch, cut_of, parse_batch
 from billing_jobs.metrics import BillingMetrics
 from billing_jobs.pricing import PriceRow
@@ -30,7 +31,7 @@ from tests.unit.billing_jobs.reconciliation.test_recount import fence, frame, op
 from tests.unit.billing_jobs.test_store import BOOK, log_record
 
 PERIOD_MS = 900_000
-USAGE, GENERATED, ALERTS = "local.usage", "local.generated", "local.alerts"
+USAGE, GENERATED, ALERTS, BILLED = "local.usage", "local.generated", "local.alerts", "local.billed"
 RESPONSE = usage_event(1).response_id
 BEFORE = {"accepted_at_ms": NOON_MS - 3 * HOUR_MS}
 """Accepted before tokens are counted again, in these tests."""
@@ -59,7 +60,7 @@ class World:
 
     def __post_init__(self) -> None:
         self.log = MemoryLog(lambda: self.now_ms)
-        for topic in (USAGE, GENERATED, ALERTS):
+        for topic in (USAGE, GENERATED, ALERTS, BILLED):
             self.log.create_topic(topic, 1)
 
     def watch(self) -> Watch:
@@ -74,6 +75,7 @@ class World:
             tables=Tables(asking(asked)),
             history=noted,
             sink=self.sink,
+            billed=BilledTeller(self.log.producer("billed"), BILLED, lambda: self.now_ms),
             usage_topic=USAGE,
             generated_topic=GENERATED,
             alerts_topic=ALERTS,

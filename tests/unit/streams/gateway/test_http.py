@@ -10,6 +10,7 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+from agents.admission.billed import NOT_BILLABLE
 from schemas.brownout import Brownout
 from schemas.endings import EndingCode
 from schemas.request import Request
@@ -88,6 +89,21 @@ async def test_the_status_waits_for_admission_so_a_refusal_is_a_real_status(stac
     assert answer.headers["x-ratelimit-remaining-requests"] == "0"
     assert answer.headers["x-ratelimit-reset-requests"] == "1500ms"
     assert answer.headers["x-should-retry"] == "true"
+
+
+async def test_openais_package_reads_that_nothing_is_taken_while_it_could_not_be_billed(stack: Stack) -> None:
+    async with sdk(stack) as api:
+        refusing = asyncio.ensure_future(
+            stack.pipeline.ends(NOT_BILLABLE.code, message=NOT_BILLABLE.message, retry_after_ms=31_000)
+        )
+        with pytest.raises(openai.InternalServerError) as raised:
+            await api.chat.completions.create(model="small", messages=[{"role": "user", "content": "Hi"}])
+    await refusing
+    error = raised.value
+    assert (error.status_code, error.code, error.type) == (503, "unavailable", "server_error")
+    assert "rejected-unavailable: usage cannot be billed at the moment" in str(error)
+    headers = error.response.headers
+    assert (headers["retry-after-ms"], headers["x-should-retry"]) == ("31000", "true")
 
 
 async def test_openais_package_reads_what_is_left_of_its_limits_with_an_answer_whole_or_streamed(stack: Stack) -> None:
