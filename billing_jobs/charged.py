@@ -4,7 +4,7 @@ Of what was stored; a batch that is inserted again after a crash may count twice
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from typing import TypeVar
 
@@ -12,7 +12,8 @@ from prometheus_client.core import CounterMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from billing_jobs.pricing import Charge
+from billing_jobs.charges import Charges
+from billing_jobs.reading import Events
 from schemas.money import PICO_PER_UNIT
 from schemas.usage import UsageEvent
 
@@ -31,14 +32,20 @@ class Charged(Collector):
         self._of_models: Counter[tuple[str, str, str]] = Counter()
         self._of_tenants: Counter[tuple[str, str]] = Counter()
 
-    def add(self, charged: Iterable[tuple[UsageEvent, Charge]]) -> None:
-        """Each event with what it costs."""
-        for event, charge in charged:
-            if charge.cost_pico:
-                by_model = (event.model, event.endpoint, charge.currency)
-                self._of_models[_within(self._of_models, by_model, ("", "", charge.currency))] += charge.cost_pico
-                by_tenant = (event.scope.tenant_id, charge.currency)
-                self._of_tenants[_within(self._of_tenants, by_tenant, ("", charge.currency))] += charge.cost_pico
+    def add(self, usage: Events[UsageEvent], charges: Charges) -> None:
+        """Events with what each costs."""
+        used = [usage.columns[path] for path in ("model", "endpoint", "scope.tenant_id")]
+        costs: Counter[tuple[str, str, str, str]] = Counter()
+        for names, pico in zip(
+            zip(*used, charges.columns["currency"], strict=True), charges.columns["cost_pico"], strict=True
+        ):
+            costs[names] += pico
+        for (model, endpoint, tenant, currency), pico in costs.items():
+            if pico:
+                by_model = (model, endpoint, currency)
+                self._of_models[_within(self._of_models, by_model, ("", "", currency))] += pico
+                by_tenant = (tenant, currency)
+                self._of_tenants[_within(self._of_tenants, by_tenant, ("", currency))] += pico
 
     def collect(self) -> Iterator[Metric]:
         of_models = CounterMetricFamily(
