@@ -44,7 +44,7 @@ from streams.toml_directory import TomlTenantDirectory
 
 TOPIC, DEAD_LETTERS = "bench.usage", "bench.dead-letters"
 RATE = 5_000
-BATCH_ROWS, BATCH_WAIT_MS, QUICK_WAIT_MS = 10_000, 5_000, 300
+BATCH_ROWS, BATCH_WAIT_MS, QUICK_WAIT_MS = 5_000, 5_000, 300
 ANALYSTS = 50
 PRICES = [PriceRow(f"model-{number}", "USD", 0, 100, 20, 400, 400) for number in range(3)]
 OPERATORS_PASSWORD = "operators-password"  # noqa: S105 - of a process that lives for minutes

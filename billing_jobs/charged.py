@@ -5,7 +5,7 @@ Of what was stored; a batch that is inserted again after a crash may count twice
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from typing import TypeVar
 
@@ -13,7 +13,8 @@ from prometheus_client.core import CounterMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from billing_jobs.pricing import Charge
+from billing_jobs.charges import Charges
+from billing_jobs.reading import Events
 from schemas.money import PICO_PER_UNIT
 from schemas.usage import ComputeRecord, UsageEvent
 
@@ -35,22 +36,28 @@ class Charged(Collector):
         self._engine_ms_of_models: Counter[tuple[str, str]] = Counter()
         self._engine_ms_of_tenants: Counter[tuple[str, str]] = Counter()
 
-    def add(self, charged: Iterable[tuple[UsageEvent, Charge]]) -> None:
-        """Each event with what it costs."""
-        for event, charge in charged:
-            if charge.cost_pico:
-                by_model = (event.model, event.endpoint, charge.currency)
-                self._of_models[_within(self._of_models, by_model, ("", "", charge.currency))] += charge.cost_pico
-                by_tenant = (event.scope.tenant_id, charge.currency)
-                self._of_tenants[_within(self._of_tenants, by_tenant, ("", charge.currency))] += charge.cost_pico
+    def add(self, usage: Events[UsageEvent], charges: Charges) -> None:
+        """Events with what each costs."""
+        used = [usage.columns[path] for path in ("model", "endpoint", "scope.tenant_id")]
+        costs: Counter[tuple[str, str, str, str]] = Counter()
+        for names, pico in zip(
+            zip(*used, charges.columns["currency"], strict=True), charges.columns["cost_pico"], strict=True
+        ):
+            costs[names] += pico
+        for (model, endpoint, tenant, currency), pico in costs.items():
+            if pico:
+                by_model = (model, endpoint, currency)
+                self._of_models[_within(self._of_models, by_model, ("", "", currency))] += pico
+                by_tenant = (tenant, currency)
+                self._of_tenants[_within(self._of_tenants, by_tenant, ("", currency))] += pico
 
-    def add_attempts(self, attempts: Iterable[ComputeRecord]) -> None:
+    def add_attempts(self, attempts: Events[ComputeRecord]) -> None:
         """Attempts at once in an engine are as long there as each of them."""
-        for attempt in attempts:
-            of_models, of_tenants = self._engine_ms_of_models, self._engine_ms_of_tenants
-            of_models[_within(of_models, (attempt.pool, attempt.model), (attempt.pool, ""))] += attempt.engine_ms
-            by_tenant = (attempt.scope.tenant_id, attempt.pool)
-            of_tenants[_within(of_tenants, by_tenant, ("", attempt.pool))] += attempt.engine_ms
+        of_models, of_tenants = self._engine_ms_of_models, self._engine_ms_of_tenants
+        spent = map(attempts.columns.__getitem__, ("pool", "model", "scope.tenant_id", "engine_ms"))
+        for pool, model, tenant, engine_ms in zip(*spent, strict=True):
+            of_models[_within(of_models, (pool, model), (pool, ""))] += engine_ms
+            of_tenants[_within(of_tenants, (tenant, pool), ("", pool))] += engine_ms
 
     def collect(self) -> Iterator[Metric]:
         of_models = CounterMetricFamily(

@@ -14,9 +14,10 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from billing_jobs.charges import Charges, charges_of
 from billing_jobs.haste import Haste
-from billing_jobs.pricing import Charge, PriceBook, charge
-from billing_jobs.reading import Logged, Unusable, read_records
+from billing_jobs.pricing import PriceBook
+from billing_jobs.reading import Events, Unusable, read_records
 from schemas.usage import ComputeRecord, DeliveredCount, UsageEvent
 from streams.clocks import is_due
 from streams.log.port import Committed, LogRecord, TopicPartition
@@ -144,12 +145,12 @@ class Batch:
     cut: Cut
     first_logged_at_ms: int
     last_logged_at_ms: int
-    log_id: str = ""
-    usage: list[Logged[UsageEvent]] = field(default_factory=list)
-    charges: list[Charge] = field(default_factory=list)
-    compute: list[Logged[ComputeRecord]] = field(default_factory=list)
-    delivered: list[Logged[DeliveredCount]] = field(default_factory=list)
-    unusable: list[Unusable] = field(default_factory=list)
+    log_id: str
+    usage: Events[UsageEvent]
+    charges: Charges
+    compute: Events[ComputeRecord]
+    delivered: Events[DeliveredCount]
+    unusable: list[Unusable]
 
 
 def parse_batch(cut: Cut, records: Sequence[LogRecord], book: PriceBook, log_id: str = "") -> Batch:
@@ -161,7 +162,7 @@ def parse_batch(cut: Cut, records: Sequence[LogRecord], book: PriceBook, log_id:
         max(record.timestamp_ms for record in records),
         log_id,
         usage=read.usage,
-        charges=[charge(row.event, book) for row in read.usage],
+        charges=charges_of(read.usage, book),
         compute=read.compute,
         delivered=read.delivered,
         unusable=read.unusable,
@@ -170,7 +171,7 @@ def parse_batch(cut: Cut, records: Sequence[LogRecord], book: PriceBook, log_id:
 
 def priced(batch: Batch, book: PriceBook) -> Batch:
     """The batch, charged by `book`."""
-    return replace(batch, charges=[charge(row.event, book) for row in batch.usage])
+    return replace(batch, charges=charges_of(batch.usage, book))
 
 
 @dataclass(frozen=True, slots=True)

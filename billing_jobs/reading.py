@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import chain
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any, Generic, Literal, NamedTuple, TypeVar, get_args, get_origin
 
 import orjson
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from billing_jobs.columns import Columned
 from schemas.base import Scope, ScopedRecord
 from schemas.codec import DecodeReason, Undecodable, decode
 from schemas.endings import EndingCode
@@ -52,12 +53,8 @@ class Logged(NamedTuple, Generic[Event]):
     logged_at_ms: int
 
 
-class Columned(list[Logged[Event]]):
-    """Rows, and the same by columns: `choice`, `scope.tenant_id`, `offset`. Endings are their codes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.columns: dict[str, list[Any]] = {}
+Events = Columned[Logged[Event]]
+"""Columns are `choice`, `scope.tenant_id`, `offset` and the like. Endings are their codes there."""
 
 
 class Unusable(NamedTuple):
@@ -72,9 +69,9 @@ class Unusable(NamedTuple):
 class Read:
     """Records in their order, each in one of these."""
 
-    usage: list[Logged[UsageEvent]]
-    compute: list[Logged[ComputeRecord]]
-    delivered: list[Logged[DeliveredCount]]
+    usage: Events[UsageEvent]
+    compute: Events[ComputeRecord]
+    delivered: Events[DeliveredCount]
     unusable: list[Unusable]
 
 
@@ -144,7 +141,7 @@ def _made(model: type[Model], values: dict[str, Any], names: set[str]) -> Model:
 
 
 _CODES = {code.value: code for code in EndingCode}
-_SCOPE_NAMES = tuple(Scope.model_fields)
+_SCOPE_NAMES = list(Scope.model_fields)
 
 
 class _Shape(Generic[Event]):
@@ -152,20 +149,23 @@ class _Shape(Generic[Event]):
 
     def __init__(self, model: type[Event]) -> None:
         self._model = model
-        self._names = set(model.model_fields)
-        self._scope_names = set(_SCOPE_NAMES)
-        own = [name for name in model.model_fields if name != "scope"]
-        fields = {name: model.model_fields[name] for name in own}
+        self._names = list(model.model_fields)
+        fields = {name: declared for name, declared in model.model_fields.items() if name != "scope"}
         fields |= {f"scope.{name}": declared for name, declared in Scope.model_fields.items()}
         bounds = _BOUNDS[model]
         self.checks = {path: _check_of(declared, bounds.get(path, 2**64)) for path, declared in fields.items()}
-        self._take: Callable[[Any], tuple[Any, ...]] = itemgetter(*own)
+        self._paths = [*self._names, *(f"scope.{name}" for name in _SCOPE_NAMES)]
+        self._take: Callable[[Any], tuple[Any, ...]] = itemgetter(*self._names)
         self._take_scope: Callable[[Any], tuple[Any, ...]] = itemgetter(*_SCOPE_NAMES)
 
     def row(self, record: dict[str, Any]) -> tuple[Any, ...] | None:
-        """Its values in the order of `checks`; None where it has other fields than the schema."""
+        """Its values and those of its scope; None where it has other fields than the schema."""
         scope = record.get("scope")
-        if len(record) != len(self._names) or type(scope) is not dict or len(scope) != len(_SCOPE_NAMES):
+        if type(scope) is not dict:
+            return None
+        if [*record] == self._names and [*scope] == _SCOPE_NAMES:  # As we write it.
+            return *record.values(), *scope.values()
+        if len(record) != len(self._names) or len(scope) != len(_SCOPE_NAMES):
             return None
         try:
             return self._take(record) + self._take_scope(scope)
@@ -176,15 +176,18 @@ class _Shape(Generic[Event]):
         told = event.model_dump(mode="json")
         return self._take(told) + self._take_scope(told["scope"])
 
-    def event(self, record: dict[str, Any]) -> Event:
-        """`record` becomes a part of it."""
-        record["scope"] = _made(Scope, record["scope"], self._scope_names)
-        if "ending" in record:
-            record["ending"] = _CODES[record["ending"]]
-        return _made(self._model, record, self._names)
+    def event(self, columns: Mapping[str, Sequence[Any]], place: int) -> Event:
+        scope = {name: columns[f"scope.{name}"][place] for name in _SCOPE_NAMES}
+        made = _made(Scope, scope, set(scope))
+        values: dict[str, Any] = {name: made if name == "scope" else columns[name][place] for name in self._names}
+        if "ending" in values:
+            values["ending"] = _CODES[values["ending"]]
+        return _made(self._model, values, set(values))
 
     def columns(self, rows: Sequence[tuple[Any, ...]]) -> dict[str, Sequence[Any]]:
-        return dict(zip(self.checks, zip(*rows, strict=True), strict=True))
+        columns: dict[str, Sequence[Any]] = dict(zip(self._paths, zip(*rows, strict=True), strict=True))
+        del columns["scope"]
+        return columns
 
     def doubtful(self, columns: Mapping[str, Sequence[Any]], logged_at_ms: Sequence[int]) -> set[int]:
         """Rows that fail a check."""
@@ -215,35 +218,47 @@ _SHAPES: dict[str, _Shape[Any]] = {
 }  # fmt: skip
 
 
+_LOGGED: dict[str, Callable[[LogRecord], int]] = {
+    "partition": attrgetter("partition"), "offset": attrgetter("offset"), "logged_at_ms": attrgetter("timestamp_ms"),
+}  # fmt: skip
+
+
 # -- records -----------------------------------------------------------------------------------------------------------
 
 
 class _Kind(Generic[Event]):
-    """Records of one kind: what was read of all, and what is read of this chunk: where it stands there, its values,
-    and its JSON or event.
-    """
+    """Records of one kind: what was read of all, and of this chunk where they stand, and their values."""
 
     def __init__(self, shape: _Shape[Event]) -> None:
         self.shape = shape
-        self.read: Columned[Event] = Columned()
+        self._read: dict[str, list[Any]] = {path: [] for path in (*shape.checks, *_LOGGED)}
         self._places: list[int] = []
         self._rows: list[tuple[Any, ...]] = []
-        self._found: list[Any] = []
+        self._columns: dict[str, Sequence[Any]] | None = None
 
-    def add(self, place: int, row: tuple[Any, ...], found: Any) -> None:
+    def read(self) -> Events[Event]:
+        columns, shape = self._read, self.shape
+        partitions, offsets, logged_at_ms = (columns[path] for path in _LOGGED)
+        return Columned(
+            columns,
+            lambda place: Logged(shape.event(columns, place), partitions[place], offsets[place], logged_at_ms[place]),
+        )
+
+    def add(self, place: int, row: tuple[Any, ...]) -> None:
         self._places.append(place)
         self._rows.append(row)
-        self._found.append(found)
 
     def add_event(self, place: int, event: Event) -> None:
-        self.add(place, self.shape.row_of(event), event)
+        self._columns = None
+        self.add(place, self.shape.row_of(event))
 
     def take_doubtful(self, chunk: Sequence[LogRecord]) -> list[int]:
         """The places of those that fail a check."""
         if not self._rows:
             return []
         logged_at_ms = [chunk[place].timestamp_ms for place in self._places]
-        doubtful = self.shape.doubtful(self.shape.columns(self._rows), logged_at_ms)
+        self._columns = self.shape.columns(self._rows)
+        doubtful = self.shape.doubtful(self._columns, logged_at_ms)
         taken = [self._places[index] for index in doubtful]
         if doubtful:
             self._keep([index for index in range(len(self._rows)) if index not in doubtful])
@@ -255,24 +270,18 @@ class _Kind(Generic[Event]):
             return
         if not in_order:
             self._keep(sorted(range(len(self._places)), key=self._places.__getitem__))
+        for path, column in (self._columns or self.shape.columns(self._rows)).items():
+            self._read[path].extend(column)
         stood = [chunk[place] for place in self._places]
-        columns: dict[str, Sequence[Any]] = {
-            **self.shape.columns(self._rows),
-            "partition": [record.partition for record in stood],
-            "offset": [record.offset for record in stood],
-            "logged_at_ms": [record.timestamp_ms for record in stood],
-        }
-        events = [self.shape.event(found) if type(found) is dict else found for found in self._found]
-        self.read.extend(map(Logged, events, columns["partition"], columns["offset"], columns["logged_at_ms"]))
-        for path, column in columns.items():
-            self.read.columns.setdefault(path, []).extend(column)
+        for path, value in _LOGGED.items():
+            self._read[path].extend(map(value, stood))
         self._keep([])
 
     def _keep(self, indexes: Sequence[int]) -> None:
         """These, in this order."""
         self._places = [self._places[index] for index in indexes]
         self._rows = [self._rows[index] for index in indexes]
-        self._found = [self._found[index] for index in indexes]
+        self._columns = None
 
 
 def read_records(records: Sequence[LogRecord]) -> Read:
@@ -281,7 +290,7 @@ def read_records(records: Sequence[LogRecord]) -> Read:
     unusable: list[Unusable] = []
     for first in range(0, len(records), _CHUNK):
         unusable += _read_chunk(records[first : first + _CHUNK], kinds)
-    return Read(kinds["usage"].read, kinds["compute"].read, kinds["delivered"].read, unusable)
+    return Read(kinds["usage"].read(), kinds["compute"].read(), kinds["delivered"].read(), unusable)
 
 
 def _read_chunk(chunk: Sequence[LogRecord], kinds: Mapping[str, _Kind[Any]]) -> list[Unusable]:
@@ -312,7 +321,7 @@ def _laid_in_columns(chunk: Sequence[LogRecord], kinds: Mapping[str, _Kind[Any]]
             continue
         name = parsed.get("type") if type(parsed) is dict else None
         if type(name) is str and name in kinds and (row := kinds[name].shape.row(parsed)) is not None:
-            kinds[name].add(place, row, parsed)
+            kinds[name].add(place, row)
         else:
             left.append(place)
     return left

@@ -5,12 +5,13 @@ They are thrown away, or kept to be looked at; what is in use is not touched.
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 
-from billing_jobs.cut import cut_of, parse_batch
+from billing_jobs.cut import Batch, cut_of, parse_batch
 from billing_jobs.pricing import PriceBook
 from billing_jobs.store import ClickHouseStore, Connection
 from streams.log.port import LogConsumer, LogRecord, TopicPartition
@@ -66,17 +67,31 @@ def rebuild(
     batch_rows: int = BATCH_ROWS,
 ) -> Rebuilt:
     """Reads these offsets of the log, and stores what `takes` says. Its prices stand in the store. Raises LogError,
-    StoreError.
+    StoreError; then nothing is being stored any more.
+
+    While a batch is stored, by a thread beside, the next one is read: three are in memory at most, with the one that
+    is read on.
     """
     done, began_s = Rebuilt(), time.monotonic()
     book = PriceBook(store.prices())
     reading = read_offsets(consumer, offsets, began_s + PATIENCE_S, patience_s=PATIENCE_S)
-    for records in _Waiting().batches(filter(takes, reading), batch_rows):
-        batch = parse_batch(cut_of(records, 0), records, book)
-        store.insert(batch, again=False)
-        done.records += len(records)
+
+    def stored(batch: Batch) -> None:
+        done.records += batch.cut.records
         done.usage += len(batch.usage)
         done.unusable += len(batch.unusable)
         done.seconds = time.monotonic() - began_s
         progress(done)
+
+    with ThreadPoolExecutor(1) as beside:
+        storing: tuple[Batch, Future[None]] | None = None
+        for records in _Waiting().batches(filter(takes, reading), batch_rows):
+            batch = parse_batch(cut_of(records, 0), records, book)
+            if storing is not None:
+                storing[1].result()
+                stored(storing[0])
+            storing = batch, beside.submit(store.insert, batch, again=False)
+        if storing is not None:
+            storing[1].result()
+            stored(storing[0])
     return done

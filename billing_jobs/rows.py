@@ -6,12 +6,13 @@ from operator import attrgetter
 from typing import Any, Generic, TypeVar
 from uuid import uuid4
 
+from billing_jobs.charges import Charges
+from billing_jobs.columns import Columned
 from billing_jobs.cut import Batch
-from billing_jobs.pricing import Charge
-from billing_jobs.reading import Columned, Logged
+from billing_jobs.reading import Events
 from schemas.usage import ComputeRecord, DeliveredCount, UsageEvent
 
-Row = TypeVar("Row")
+Rows = TypeVar("Rows")
 
 TEXT = "String"
 NAME = "LowCardinality(String)"
@@ -37,15 +38,12 @@ def insert_once(insert: Callable[[dict[str, Any]], None], token: str, is_missing
 
 
 @dataclass(frozen=True, slots=True)
-class Column(Generic[Row]):
-    """`type` is ClickHouse's, equal to the one in the tables; times are given in Unix milliseconds. `path`: what the
-    column is called where rows have columns already.
-    """
+class Column(Generic[Rows]):
+    """`type` is ClickHouse's, equal to the one in the tables; times are given in Unix milliseconds."""
 
     name: str
     type: str
-    value: Callable[[Row], Any]
-    path: str = ""
+    values: Callable[[Rows], Sequence[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,44 +54,56 @@ class TableRows:
     identity: str
     names: tuple[str, ...]
     types: tuple[str, ...]
-    columns: list[list[Any]]
+    columns: list[Sequence[Any]]
 
     def __len__(self) -> int:
         return len(self.columns[0])
 
-    def column(self, name: str) -> list[Any]:
+    def column(self, name: str) -> Sequence[Any]:
         return self.columns[self.names.index(name)]
 
 
-def _rows(table: str, identity: str, columns: Sequence[Column[Row]], rows: Sequence[Row]) -> TableRows:
-    known = rows.columns if isinstance(rows, Columned) else {}
+def _rows(table: str, identity: str, columns: Sequence[Column[Rows]], rows: Rows) -> TableRows:
     return TableRows(
         table,
         identity,
         tuple(column.name for column in columns),
         tuple(column.type for column in columns),
-        [list(known[c.path] if c.path in known else map(c.value, rows)) for c in columns],
+        [column.values(rows) for column in columns],
     )
 
 
-def _scope_columns(*names: str) -> list[Column[Logged[Any]]]:
+def _of_path(path: str) -> Callable[[Columned[Any]], Sequence[Any]]:
+    return lambda rows: rows.columns[path]
+
+
+def _scope_columns(*names: str) -> list[Column[Events[Any]]]:
     return [_event_column(name, NAME, f"scope.{name}") for name in names]
 
 
-def _log_columns() -> list[Column[Logged[Any]]]:
+def _log_columns() -> list[Column[Events[Any]]]:
     return [
-        Column("log_partition", "UInt32", attrgetter("partition"), "partition"),
-        Column("log_offset", "UInt64", attrgetter("offset"), "offset"),
-        Column("logged_at", TIME, attrgetter("logged_at_ms"), "logged_at_ms"),
+        _event_column("log_partition", "UInt32", "partition"),
+        _event_column("log_offset", "UInt64", "offset"),
+        _event_column("logged_at", TIME, "logged_at_ms"),
     ]
 
 
-def _event_column(name: str, type_: str, path: str = "") -> Column[Logged[Any]]:
+def _event_column(name: str, type_: str, path: str = "") -> Column[Events[Any]]:
     """`path` where it differs from the column's name."""
-    return Column(name, type_, attrgetter(f"event.{path or name}"), path or name)
+    return Column(name, type_, _of_path(path or name))
 
 
-_USAGE: list[Column[Logged[UsageEvent]]] = [
+def _first_token_at(usage: Events[UsageEvent]) -> Sequence[int | None]:
+    return [at_ms or None for at_ms in usage.columns["first_token_at_ms"]]
+
+
+def _delivered_id(delivered: Events[DeliveredCount]) -> Sequence[str]:
+    stood = zip(delivered.columns["partition"], delivered.columns["offset"], strict=True)
+    return [f"{partition}-{offset}" for partition, offset in stood]
+
+
+_USAGE: list[Column[Events[UsageEvent]]] = [
     _event_column("usage_id", TEXT),
     _event_column("response_id", TEXT),
     _event_column("choice", "UInt32"),
@@ -112,7 +122,7 @@ _USAGE: list[Column[Logged[UsageEvent]]] = [
     _event_column("billable", "Bool"),
     _event_column("billing_rule_version", "UInt16"),
     _event_column("accepted_at", TIME, "accepted_at_ms"),
-    Column("first_token_at", f"Nullable({TIME})", lambda row: row.event.first_token_at_ms or None),
+    Column("first_token_at", f"Nullable({TIME})", _first_token_at),
     _event_column("ended_at", TIME, "ended_at_ms"),
     *(
         _event_column(name, "UInt32")
@@ -124,14 +134,14 @@ _USAGE: list[Column[Logged[UsageEvent]]] = [
     *_log_columns(),
 ]  # fmt: skip
 
-_CHARGE: list[Column[Charge]] = [
-    Column("charge_state", NAME, attrgetter("state")),
-    Column("cost_pico", "Int128", attrgetter("cost_pico")),
-    Column("currency", NAME, attrgetter("currency")),
-    Column("price_id", NAME, attrgetter("price_id")),
+_CHARGE: list[Column[Charges]] = [
+    Column("charge_state", NAME, _of_path("state")),
+    Column("cost_pico", "Int128", _of_path("cost_pico")),
+    Column("currency", NAME, _of_path("currency")),
+    Column("price_id", NAME, _of_path("price_id")),
 ]
 
-_COMPUTE: list[Column[Logged[ComputeRecord]]] = [
+_COMPUTE: list[Column[Events[ComputeRecord]]] = [
     _event_column("attempt_id", TEXT),
     _event_column("response_id", TEXT),
     *_scope_columns("tenant_id", "project_id", "region"),
@@ -141,8 +151,8 @@ _COMPUTE: list[Column[Logged[ComputeRecord]]] = [
     *_log_columns(),
 ]
 
-_DELIVERED: list[Column[Logged[DeliveredCount]]] = [
-    Column("delivered_id", TEXT, lambda row: f"{row.partition}-{row.offset}"),
+_DELIVERED: list[Column[Events[DeliveredCount]]] = [
+    Column("delivered_id", TEXT, _delivered_id),
     _event_column("response_id", TEXT),
     *_scope_columns("tenant_id", "project_id", "region"),
     _event_column("gateway_id", NAME),
@@ -150,22 +160,27 @@ _DELIVERED: list[Column[Logged[DeliveredCount]]] = [
     *_log_columns(),
 ]
 
+
+def _batch_column(name: str, type_: str, value: Callable[[Batch], Any]) -> Column[Batch]:
+    return Column(name, type_, lambda batch: [value(batch)])
+
+
 _BATCH: list[Column[Batch]] = [
-    Column("batch_id", TEXT, attrgetter("cut.token")),
-    Column("topic", NAME, attrgetter("cut.topic")),
-    Column("partition", "UInt32", attrgetter("cut.partition")),
-    Column("first_offset", "UInt64", attrgetter("cut.first")),
-    Column("last_offset", "UInt64", attrgetter("cut.last")),
-    Column("records", "UInt64", attrgetter("cut.records")),
-    Column("usage_rows", "UInt64", lambda batch: len(batch.usage)),
-    Column("compute_rows", "UInt64", lambda batch: len(batch.compute)),
-    Column("delivered_rows", "UInt64", lambda batch: len(batch.delivered)),
-    Column("dead_letters", "UInt64", lambda batch: len(batch.unusable)),
-    Column("sha256", "FixedString(64)", attrgetter("cut.sha256")),
-    Column("row_schema", "UInt16", attrgetter("cut.row_schema")),
-    Column("log_id", NAME, attrgetter("log_id")),
-    Column("first_logged_at", TIME, attrgetter("first_logged_at_ms")),
-    Column("last_logged_at", TIME, attrgetter("last_logged_at_ms")),
+    _batch_column("batch_id", TEXT, attrgetter("cut.token")),
+    _batch_column("topic", NAME, attrgetter("cut.topic")),
+    _batch_column("partition", "UInt32", attrgetter("cut.partition")),
+    _batch_column("first_offset", "UInt64", attrgetter("cut.first")),
+    _batch_column("last_offset", "UInt64", attrgetter("cut.last")),
+    _batch_column("records", "UInt64", attrgetter("cut.records")),
+    _batch_column("usage_rows", "UInt64", lambda batch: len(batch.usage)),
+    _batch_column("compute_rows", "UInt64", lambda batch: len(batch.compute)),
+    _batch_column("delivered_rows", "UInt64", lambda batch: len(batch.delivered)),
+    _batch_column("dead_letters", "UInt64", lambda batch: len(batch.unusable)),
+    _batch_column("sha256", "FixedString(64)", attrgetter("cut.sha256")),
+    _batch_column("row_schema", "UInt16", attrgetter("cut.row_schema")),
+    _batch_column("log_id", NAME, attrgetter("log_id")),
+    _batch_column("first_logged_at", TIME, attrgetter("first_logged_at_ms")),
+    _batch_column("last_logged_at", TIME, attrgetter("last_logged_at_ms")),
 ]
 
 
@@ -188,4 +203,4 @@ def tables_of(batch: Batch) -> list[TableRows]:
         _rows("compute_records", "attempt_id", _COMPUTE, batch.compute),
         _rows("delivered_counts", "delivered_id", _DELIVERED, batch.delivered),
     ]
-    return [*(table for table in tables if len(table)), _rows("billing_batches", "batch_id", _BATCH, [batch])]
+    return [*(table for table in tables if len(table)), _rows("billing_batches", "batch_id", _BATCH, batch)]

@@ -309,7 +309,7 @@ class Sink:
 
     def _price(self, pending: _Pending) -> None:
         """Another member may have appended a price since they were read here."""
-        newest_ms = max((row.event.accepted_at_ms for row in pending.batch.usage), default=0)
+        newest_ms = max(pending.batch.usage.columns["accepted_at_ms"], default=0)
         read_at_ms, now_ms = self._clock_ms(), self._monotonic_ms()
         if self._prices_read_at_ms is not None:
             last_read_at_ms = read_at_ms - (now_ms - self._prices_read_at_ms)  # By the clock as it is set now.
@@ -366,15 +366,14 @@ class Sink:
         self._metrics.rows.labels("compute_records").inc(len(batch.compute))
         self._metrics.rows.labels("delivered_counts").inc(len(batch.delivered))
         self._metrics.recovered_cuts.inc(pending.recovered)
-        self._metrics.charged.add((row.event, cost) for row, cost in zip(batch.usage, batch.charges, strict=True))
-        self._metrics.charged.add_attempts(row.event for row in batch.compute)
-        if suspense := sum(charge.state == "suspense" for charge in batch.charges):
+        self._metrics.charged.add(batch.usage, batch.charges)
+        self._metrics.charged.add_attempts(batch.compute)
+        if suspense := batch.charges.columns["state"].count("suspense"):
             self._metrics.suspense_events.inc(suspense)
             if self._reprice_at_ms is None:
                 self._reprice_at_ms = ended_ms + REPRICE_PERIOD_MS
-            models = sorted(
-                {row.event.model for row, c in zip(batch.usage, batch.charges, strict=True) if not c.price_id}
-            )
+            priced = zip(batch.usage.columns["model"], batch.charges.columns["price_id"], strict=True)
+            models = sorted({model for model, price_id in priced if not price_id})
             _log.error("usage_without_price", events=suspense, models=models[:20])
 
     def _write_dead_letters(self, unusable: Sequence[Unusable]) -> None:

@@ -8,7 +8,7 @@ most specific one is charged, whole: one line has one price, which names all cla
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, NamedTuple
@@ -126,16 +126,34 @@ class PriceBook:
 
     def at(self, used: PriceScope, accepted_at_ms: int) -> PriceRow | None:
         """The price of what was used by a request accepted then; None when there is none."""
+        return _found(self._known_timeline(used), accepted_at_ms)
+
+    def at_each(
+        self, used: Sequence[tuple[str, str, str, str, str]], accepted_at_ms: Sequence[int]
+    ) -> list[PriceRow | None]:
+        """As `at`, of many; what was used are a PriceScope's fields. Quick where few things were used, at whose price
+        nothing changed meanwhile.
+        """
+        if not used:
+            return []
+        timelines = {each: self._known_timeline(PriceScope(*each)) for each in set(used)}
+        first_ms, last_ms = min(accepted_at_ms), max(accepted_at_ms)
+        if all(bisect_right(starts, first_ms) == bisect_right(starts, last_ms) for starts, _ in timelines.values()):
+            steady = {each: _found(timeline, first_ms) for each, timeline in timelines.items()}
+            return list(map(steady.__getitem__, used))
+        return [_found(timelines[each], at_ms) for each, at_ms in zip(used, accepted_at_ms, strict=True)]
+
+    def of(self, scope: PriceScope, at_ms: int) -> PriceRow | None:
+        """What `scope` itself has then, also where that is withdrawn; None before its first row."""
+        return _found(self._of_scopes.get(scope, _NEVER), at_ms)
+
+    def _known_timeline(self, used: PriceScope) -> "_Timeline":
         timeline = self._of_uses.get(used)
         if timeline is None:
             if len(self._of_uses) >= MAX_USES_KNOWN:
                 self._of_uses.clear()
             timeline = self._of_uses[used] = self._timeline(used)
-        return _found(timeline, accepted_at_ms)
-
-    def of(self, scope: PriceScope, at_ms: int) -> PriceRow | None:
-        """What `scope` itself has then, also where that is withdrawn; None before its first row."""
-        return _found(self._of_scopes.get(scope, _NEVER), at_ms)
+        return timeline
 
     def _timeline(self, used: PriceScope) -> "_Timeline":
         """Whenever the price of any scope that fits changes, the most specific one that is in force then."""

@@ -460,7 +460,7 @@ class BillingSettings(_Section):
     clickhouse_ca_file: FilePath = Field(default=None, description="Who may sign its certificate; none: the system.")
     clickhouse_certificate_file: FilePath = Field(default=None, description="Of this client, where it asks for one.")
     clickhouse_key_file: FilePath = Field(default=None, validate_default=True)
-    batch_rows: int = Field(default=10_000, ge=1)
+    batch_rows: int = Field(default=5_000, ge=1)
     batch_wait_ms: int = Field(default=5_000, ge=1, description="Every batch costs four inserts, however small it is.")
     quick_wait_ms: int = Field(
         default=300, ge=1, description="The same while small batches take less than a twentieth of the time."

@@ -42,6 +42,11 @@ def hour_of(at_ms: int) -> int:
     return at_ms - at_ms % HOUR_MS
 
 
+def hours_of(at_ms: Iterable[int]) -> set[int]:
+    """The starts of all."""
+    return {each - each % HOUR_MS for each in at_ms}
+
+
 @dataclass(frozen=True, slots=True)
 class Mark:
     """`hour_ms` is its start. Whoever reads it knows by `step` that the hour was opened (odd) or closed (even)."""

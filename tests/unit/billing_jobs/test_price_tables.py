@@ -10,6 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from billing_jobs.__main__ import append_first_prices, load_prices
+from billing_jobs.columns import Columned
 from billing_jobs.cut import Batch, cut_of, parse_batch
 from billing_jobs.gpu_costs import GpuPrice
 from billing_jobs.metrics import BillingMetrics
@@ -165,6 +166,12 @@ def costs_by_hand(ran: Sequence[Ran], hour_pico: int) -> dict[tuple[int, str, st
     return dict(costs)
 
 
+def computed_at(batch: Batch, logged_at_ms: list[int]) -> Batch:
+    columns = {**batch.compute.columns, "logged_at_ms": logged_at_ms}
+    rows = [row._replace(logged_at_ms=at_ms) for row, at_ms in zip(batch.compute, logged_at_ms, strict=True)]
+    return replace(batch, compute=Columned(columns, rows.__getitem__))
+
+
 def test_each_hour_of_a_worker_is_divided_among_its_attempts_and_idleness_to_the_last_pico(
     database: Database, store: ClickHouseStore
 ) -> None:
@@ -180,7 +187,7 @@ def test_each_hour_of_a_worker_is_divided_among_its_attempts_and_idleness_to_the
         for number, each in enumerate(ran)
     ]
     batch = batch_of(records, PriceBook([]))
-    logged = [row._replace(logged_at_ms=NOON_MS + each.ended_ms) for row, each in zip(batch.compute, ran, strict=True)]
+    batch = computed_at(batch, [NOON_MS + each.ended_ms for each in ran])
     price = GpuPrice("default", "USD", 0, 1_999_999_999_999, 3)
     later = replace(price, valid_from_ms=NOON_MS + HOUR_MS + 1, gpu_hour_pico=7 * 10**9)
     store.append_gpu_prices([price, replace(price, gpu_hour_pico=1)])
@@ -188,7 +195,7 @@ def test_each_hour_of_a_worker_is_divided_among_its_attempts_and_idleness_to_the
     assert store.gpu_prices() == [price, replace(price, gpu_hour_pico=1), later]
     for cut_at_ms in (1, 2):  # A replay counts once.
         cut = replace(batch.cut, cut_at_ms=cut_at_ms)
-        store.insert(replace(batch, compute=logged, cut=cut), again=False)
+        store.insert(replace(batch, cut=cut), again=False)
     found = query(
         database,
         "SELECT intDiv(toUnixTimestamp(hour), 3600), worker_id, tenant_id, sum(cost_pico) FROM gpu_costs GROUP BY ALL",
@@ -217,9 +224,7 @@ def test_a_margin_is_what_was_charged_less_what_its_engine_time_cost(
     moved = [event.model_copy(update={"pool": "default"}) for event in events]
     store.append_gpu_prices([GpuPrice("default", "USD", 0, HOUR_MS * 4, 1)])
     batch = batch_of([*moved, *computed], book)
-    at = NOON_MS + 60_000
-    batch = replace(batch, compute=[row._replace(logged_at_ms=at) for row in batch.compute])
-    store.insert(batch, again=False)
+    store.insert(computed_at(batch, [NOON_MS + 60_000] * len(computed)), again=False)
     rows = query(
         database,
         "SELECT tenant_id, endpoint, tokens, engine_ms, charged_pico, gpu_cost_pico, margin_pico FROM margins"

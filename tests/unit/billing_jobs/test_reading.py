@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from billing_jobs import reading
+from billing_jobs.columns import Columned
 from billing_jobs.reading import (
     MAX_EVENT_AGE_MS,
     MAX_EVENT_AHEAD_MS,
-    Columned,
     Logged,
     Unusable,
     read_one,

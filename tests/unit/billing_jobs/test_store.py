@@ -254,6 +254,16 @@ def test_the_bill_of_a_generated_answer_wins_over_those_of_the_same_id_over_noth
     assert len(query(database, "SELECT usage_id FROM usage_events")) == 1, "after a merge nothing else is left"
 
 
+@pytest.mark.parametrize("order", list(permutations([0, 1, 2])), ids=str)
+def test_rows_of_one_id_that_come_in_one_batch_count_as_those_that_come_in_several(
+    database: Database, store: ClickHouseStore, order: Sequence[int]
+) -> None:
+    events = [usage_event(7), usage_event(7, **UNTAKEN), usage_event(7, **UNOPENED)]
+    store.insert(batch_of([events[which].encode() for which in order]), again=False)
+    assert query(database, "SELECT ending, output_tokens FROM usage") == [("completed", 30)]
+    assert query(database, "SELECT requests, output_tokens FROM usage_by_hour") == [(1, 30)]
+
+
 def test_the_bill_of_an_opened_response_wins_over_that_of_its_refusal(
     database: Database, store: ClickHouseStore
 ) -> None:
