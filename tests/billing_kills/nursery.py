@@ -116,11 +116,12 @@ class Nursery:
             self._living.discard(pid)
         return None if code is None else int(code)
 
-    def kill(self, pid: int) -> None:
-        if pid in self._living:
-            os.kill(pid, signal.SIGKILL)
-            if self.reap(pid, 60) is None:
-                raise TimeoutError(f"{pid} does not die")
+    def kill(self, pid: int) -> int:
+        """Of one that lives or was not reaped; how it ended. Raises TimeoutError."""
+        os.kill(pid, signal.SIGKILL)
+        if (code := self.reap(pid, 60)) is None:
+            raise TimeoutError(f"{pid} does not die")
+        return code
 
     def __enter__(self) -> Self:
         return self

@@ -9,6 +9,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from benchmarks.figures import percentile
 from deploy.install.kafka_jars import fetch_jars, has_jars, kafka_libs
 from tests.billing_kills.run import Kills, Part, Say
@@ -45,8 +47,8 @@ def run(folder: Path, kills: int, seed: int, *, begin: int = 0, minutes: float =
             parts.append(each.part)
             try:
                 each.run(min(left, OF_A_PART), until_s)
-            except (TimeoutError, RuntimeError) as error:
-                say(stopped := f"part {number}: {error}")
+            except (TimeoutError, RuntimeError, httpx.TransportError) as error:
+                say(stopped := f"part {number}: {error!r}")
             left, number = left - each.part.kills.total(), number + 1
     violations = [violation for part in parts for found in part.differences.values() for violation in found]
     return Done({"next": number, **told_of(parts, time.monotonic() - began_s)}, violations, stopped)
@@ -61,6 +63,7 @@ def told_of(parts: Sequence[Part], took_s: float) -> dict[str, Any]:
         "took_s": round(took_s),
         "by_point": dict(sorted(kills.items())),
         "came_late": sum(part.came_late for part in parts),
+        "ended_by_itself": sum(part.ended_by_itself for part in parts),
         "until_it_reads": {
             name: round(percentile(starts_s, share), 2) for name, share in (("p50_s", 0.5), ("p99_s", 0.99)) if starts_s
         },

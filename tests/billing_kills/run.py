@@ -5,14 +5,15 @@ under kills too; then the other half, with usage that is late by then; then the 
 """
 
 import random
-import subprocess
+import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, closing, suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from tests.billing_kills import naive
 from tests.billing_kills.judge import NaiveError, difference, errors_of
 from tests.billing_kills.nursery import Nursery
 from tests.billing_kills.points import OF_BATCHES, OF_CLOSINGS, RECORDED
-from tests.billing_kills.stand import PAGE_ROWS, PLAIN, Refused, Stand
+from tests.billing_kills.stand import PAGE_ROWS, Refused, Stand
 from tests.billing_kills.stream import TENANTS, Stream, months_before
 from tests.history.collect import bills_of, hours_of
 from tests.history.invoices import Closing, Recorded
@@ -39,6 +40,7 @@ PLAIN_EVERY = 10
 """Of those killed at random moments, which one is started as its runner does."""
 DIES_WITHIN_S = 20.0
 SETTLED_S = 180.0
+ACTOR = {"actor": "kim"}
 REPEATED = "what was recorded under a kill"
 WHILE_CLOSING = 2 * len(TENANTS) + 1
 """Kills: of each tenant while each month is closed, and one while an entry is recorded."""
@@ -49,11 +51,12 @@ Say = Callable[[str], None]
 @dataclass
 class Part:
     """What came of one region. `differences`: by what was compared. `came_late`: processes that did not come to the
-    point where they were to die, and were killed all the same.
+    point where they were to die, and were killed all the same. `ended_by_itself`: those that nobody had to kill.
     """
 
     kills: Counter[str] = field(default_factory=Counter)
     came_late: int = 0
+    ended_by_itself: int = 0
     records: int = 0
     events: int = 0
     again: int = 0
@@ -90,7 +93,6 @@ class Kills:
                     self._life(newer_share)
                 self._close(f"{month:%Y-%m}")
             self._run_out_naive()
-        self.part.events, self.part.again = len(self._stream.events), self._stream.again
         return self.part
 
     # -- kills under what is written --------------------------------------------------------------------------------
@@ -99,6 +101,7 @@ class Kills:
         """Of a process that stores until it is killed: at a point of a batch, or at any moment."""
         if self.part.records - self._stand.committed() < MOST_AHEAD:
             self.part.records += self._stand.write(self._stream.take(RECORDS, newer_share))
+            self.part.events, self.part.again = len(self._stream.events), self._stream.again
         point = self._chance.choice((*OF_BATCHES, *["" for _ in OF_BATCHES]))
         if point:
             self._die_at(point)
@@ -109,34 +112,33 @@ class Kills:
         order = {"point": point, "calls": self._chance.randint(1, 5), "amid_ms": self._chance.uniform(0, 12)}
         others = [self._start_naive(each, **order) for each in (naive.COMMIT_FIRST, naive.STORE_FIRST)]
         billing = self._stand.start(self._nursery, **order)
-        for pid in (billing, *others):
+        code = self._nursery.reap(billing, DIES_WITHIN_S)
+        self.part.came_late += code is None
+        self._ended(self._nursery.kill(billing) if code is None else code)
+        for pid in others:
             if self._nursery.reap(pid, DIES_WITHIN_S) is None:
-                self.part.came_late += pid == billing
                 self._nursery.kill(pid)
         self.part.kills[point] += 1
 
+    def _ended(self, code: int) -> None:
+        self.part.ended_by_itself += code != -signal.SIGKILL
+
     def _die_at_random(self) -> None:
         self.part.kills["at random"] += 1
-        is_plain = self.part.kills["at random"] % PLAIN_EVERY == 0
         since, began_s = self._stand.output.stat().st_size, time.monotonic()
-        with ExitStack() as held:
-            if is_plain:
-                output = held.enter_context(self._stand.output.open("ab"))
-                process = held.enter_context(
-                    subprocess.Popen(PLAIN, env=self._stand.environment, stdout=output, stderr=subprocess.STDOUT)
-                )
-                kill: Callable[[], None] = process.kill
-            else:
-                pid = self._stand.start(self._nursery)
-                kill = lambda: self._nursery.kill(pid)  # noqa: E731
-            try:
-                if not self._stand.until_taken(since):
-                    raise TimeoutError(f"billing does not read: {self._stand.output.read_text()[-2_000:]}")
-                self.part.start_s.append(time.monotonic() - began_s)
-                others = [self._start_naive(each) for each in (naive.COMMIT_FIRST, naive.STORE_FIRST)]
-                time.sleep(self._chance.uniform(*LIFE_S))
-            finally:
-                kill()
+        kill: Callable[[], int]
+        if self.part.kills["at random"] % PLAIN_EVERY:
+            kill = partial(self._nursery.kill, self._stand.start(self._nursery))
+        else:
+            kill = self._stand.start_plain()
+        try:
+            if not self._stand.until_taken(since):
+                raise TimeoutError(f"billing does not read: {self._stand.output.read_text()[-2_000:]}")
+            self.part.start_s.append(time.monotonic() - began_s)
+            others = [self._start_naive(each) for each in (naive.COMMIT_FIRST, naive.STORE_FIRST)]
+            time.sleep(self._chance.uniform(*LIFE_S))
+        finally:
+            self._ended(kill())
         for pid in others:
             self._nursery.kill(pid)
 
@@ -164,11 +166,9 @@ class Kills:
 
     def _close(self, month: str) -> None:
         """Of each tenant, once all is stored; then everything is compared."""
-        pid = self._settle()
+        self._nursery.kill(self._settle())
         for tenant in TENANTS:
-            self._nursery.kill(pid)
-            pid = self._dies_while("POST", f"/internal/invoices/{tenant}/{month}/close", {"actor": "kim"})
-        self._nursery.kill(pid)
+            self._dies_while(f"/internal/invoices/{tenant}/{month}/close", ACTOR, self._chance.choice(OF_CLOSINGS))
         pid = self._settle()
         for tenant in TENANTS:
             self._closed(tenant, month)
@@ -178,38 +178,38 @@ class Kills:
         self._compare()
         self._nursery.kill(pid)
 
-    def _dies_while(self, method: str, path: str, body: Mapping[str, Any], point: str = "") -> int:
-        point = point or self._chance.choice(OF_CLOSINGS)
+    def _dies_while(self, path: str, body: Mapping[str, Any], point: str) -> None:
+        """While it does what is asked."""
         pid = self._stand.start(self._nursery, point=point, calls=1)
         self._stand.until_ready()
         self._until_known()
         try:
-            self._stand.ask(method, path, body)
+            self._stand.ask("POST", path, body)
         except httpx.TransportError:
-            if self._nursery.reap(pid, DIES_WITHIN_S) is not None:
+            if self._nursery.reap(pid, DIES_WITHIN_S) == -signal.SIGKILL:
                 self.part.kills[point] += 1
-                return pid
-        raise RuntimeError(f"it answered, and was to die: {point}")
+                return
+        raise RuntimeError(f"it was to die: {point}")
 
     def _closed(self, tenant: str, month: str) -> None:
         """Whoever asks again is told what was made, or makes it."""
         path = f"/internal/invoices/{tenant}/{month}"
         with suppress(Refused):
-            self._stand.ask("POST", f"{path}/close", {"actor": "kim"})
+            self._stand.ask("POST", f"{path}/close", ACTOR)
         told = self._stand.ask("GET", path)["invoices"]
         checked = self._stand.ask("GET", f"{path}/check")
         events = [event.model_dump(mode="json") for event in self._events_of(tenant)]
-        self._closings[tenant].append(Closing(tenant, month, events, told, tuple(self._recorded.pop(tenant, ()))))
-        self._recorded[tenant] = []
+        recorded, self._recorded[tenant] = self._recorded[tenant], []
+        self._closings[tenant].append(Closing(tenant, month, events, told, recorded))
         if not checked["reproduced"] or checked["to_be_added"] or checked["missing_events"]:
             self._found("invoices", [Violation("differs", f"{tenant}/{month}", f"it is not made again: {checked}")])
 
     def _record(self, tenant: str, month: str) -> int:
         asked = {
             "tenant_id": tenant, "kind": "credit", "amount": "0.001234", "currency": "USD", "month": month,
-            "reason": REPEATED, "actor": "kim",
+            "reason": REPEATED, **ACTOR,
         }  # fmt: skip
-        self._dies_while("POST", "/internal/ledger", asked, RECORDED)
+        self._dies_while("/internal/ledger", asked, RECORDED)
         pid = self._settle()
         self._stand.ask("POST", "/internal/ledger", asked)
         self._recorded[tenant] = [Recorded("credit", month, "USD", Decimal("-0.001234"), REPEATED)]

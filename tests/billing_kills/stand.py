@@ -2,9 +2,10 @@
 
 import json
 import os
+import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ price = {{ {price} }}
 """
 
 
-class Refused(Exception):
+class Refused(RuntimeError):
     """What billing answered that is no success."""
 
 
@@ -133,6 +134,19 @@ class Stand:
     def start(self, nursery: Nursery, **order: Any) -> int:
         return nursery.start(BILLING, self.output, **order)
 
+    def start_plain(self) -> Callable[[], int]:
+        """As its runner starts it; what kills it, and gives how it ended."""
+        with self.output.open("ab") as said:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "billing_jobs"], env=self.environment, stdout=said, stderr=subprocess.STDOUT
+            )
+
+        def kill() -> int:
+            process.kill()
+            return process.wait(timeout=60)
+
+        return kill
+
     def until_taken(self, since: int) -> bool:
         """Whether it has come so far, behind this place of its output, that it reads all partitions."""
         deadline_s = time.monotonic() + READY_S
@@ -168,6 +182,3 @@ class Stand:
 
     def sql(self, text: str) -> dict[str, Any]:
         return self.ask("POST", "/internal/sql", {"query": text})
-
-
-PLAIN = (sys.executable, "-m", "billing_jobs")
