@@ -8,7 +8,7 @@ ENGINE ?= vllm
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 	"$$p" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && { echo "$$p"; break; }; done)
 BIN := .venv/bin
-# Of chaos: how many faults, and the seed of their order.
+# Of chaos and kills: how many, and the seed of their order.
 N ?= 30
 SEED ?= 1
 PATHS := schemas streams agents gpu_consumers billing_jobs deploy models benchmarks tests
@@ -21,7 +21,7 @@ BOOTSTRAP := $(PYTHON) -m deploy.install.bootstrap
 # The stack and its tests start Python many times: each start would compile every imported package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run demo test test-long test-unit check format bench bench-check chaos faults lock clean
+.PHONY: help run demo test test-long test-unit check format bench bench-check chaos kills faults lock clean
 
 help: ## What can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -68,6 +68,10 @@ bench-check: ## Measures the shorter ones anew and says which ratios got worse (
 chaos: ## Kills, stops and freezes processes under traffic, N times, and judges the history (SEED picks the order)
 	@$(BOOTSTRAP) --engine sim --dev
 	@$(BIN)/python -m tests.chaos --faults $(N) --seed $(SEED) $(ARGS)
+
+kills: ## Kills billing alone, N times, and compares what it bills with an oracle, beside naive ways to bill
+	@$(BOOTSTRAP) --engine sim --dev
+	@$(BIN)/python -m tests.billing_kills --kills $(N) --seed $(SEED) $(ARGS)
 
 faults: ## The tests of faults, the large batch too, which takes half an hour
 	@$(BOOTSTRAP) --engine vllm --dev

@@ -26,8 +26,10 @@ from tests.history.collect import (
     SETTLED_TIMEOUT_S,
     prices_of,
     read_bills,
+    read_drafts,
     read_held,
     read_hours,
+    read_ledger,
     read_log,
     until_settled,
 )
@@ -126,7 +128,8 @@ def _keep(history: History, stack: Stack, traffic: Traffic, struck: Sequence[Str
         traffic.failures.append(f"nobody can tell what quota holds: {error!r}")
     history.keep(
         traffic.answers, traffic.jobs, read_log(stack), read_bills(stack), options.engine_args,
-        prices=prices_of(stack), hours=read_hours(stack), held=held, memory_lost_at_ms=memory_lost_at_ms(struck),
+        prices=prices_of(stack), hours=read_hours(stack), invoices=read_drafts(stack), ledger=read_ledger(stack),
+        held=held, memory_lost_at_ms=memory_lost_at_ms(struck),
         own_model_only=[tenant for tenant in TENANTS if tenant != FALLS_BACK],
     )  # fmt: skip
 

@@ -28,7 +28,8 @@ SUMMED = (*PRICED, "released_tokens")
 """Of events, in the figures of an hour."""
 
 Prices = Mapping[str, Mapping[str, str]]
-"""Of each model, what a million tokens of each class cost, as in the catalogue, where none changed meanwhile."""
+"""Of each model, what a million tokens of each class cost, as in the catalogue, where none changed meanwhile, and in
+which `currency`, dollars where that is not said."""
 
 
 def of_usage(response_ids: Iterable[str], log: Log) -> Iterator[Violation]:
@@ -118,7 +119,7 @@ def of_bills(log: Log, bills: Iterable[Mapping[str, Any]], prices: Prices | None
             if bill[name] != value:
                 yield Violation("billed", usage_id, f"{name} is {bill[name]} in the table and {value} in the log")
         if prices is not None:
-            due = _charge(event, prices)
+            due = charge_of(event, prices)
             if (charged := (bill["charge_state"], bill["cost_pico"])) != due:
                 yield Violation("billed", usage_id, f"it is {charged[0]}, {charged[1]} pico, and should be {due}")
     for usage_id, count in rows.items():
@@ -139,7 +140,7 @@ def of_hours(log: Log, hours: Iterable[Mapping[str, Any]], prices: Prices | None
         for name in SUMMED:
             figures[name] += event[name]
         if prices is not None:
-            figures["cost_pico"] += _charge(event, prices)[1]
+            figures["cost_pico"] += charge_of(event, prices)[1]
     told: dict[tuple[str, str, int], Counter[str]] = defaultdict(Counter)
     for row in hours:
         names = ("requests", *SUMMED, *(() if prices is None else ("cost_pico",)))
@@ -151,7 +152,7 @@ def of_hours(log: Log, hours: Iterable[Mapping[str, Any]], prices: Prices | None
                 yield Violation("billed", about, f"{name} of the hour is {said}, and its events come to {is_due}")
 
 
-def _charge(event: Mapping[str, Any], prices: Prices) -> tuple[str, int]:
+def charge_of(event: Mapping[str, Any], prices: Prices) -> tuple[str, int]:
     """What becomes of it, and what it costs."""
     if not event["billable"]:
         return "not_billable", 0

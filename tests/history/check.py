@@ -13,6 +13,7 @@ from typing import Any
 from tests.history.bills import Prices, of_bills, of_hours, of_usage
 from tests.history.clients import of_clients
 from tests.history.held import of_held
+from tests.history.invoices import of_drafts
 from tests.history.jobs import code_of, of_jobs
 from tests.history.log import Log
 from tests.history.responses import as_undisturbed, of_response
@@ -47,13 +48,16 @@ def check(
     endings: Collection[str] | None = None,
     prices: Prices | None = None,
     hours: Iterable[Mapping[str, Any]] | None = None,
+    invoices: Iterable[Mapping[str, Any]] | None = None,
+    ledger: Iterable[Mapping[str, Any]] = (),
     held: Sequence[Held] = (),
     memory_lost_at_ms: int = 0,
     own_model_only: Collection[str] = (),
 ) -> Verdict:
     """`answers` None: nobody wrote down what clients saw. `bills`: the rows of the table of usage. `undisturbed` None:
-    nobody knows what would have been said. `hours`: what is told of hours; None: nobody read that. `endings`: those
-    that may be; None: any. `held`, `memory_lost_at_ms`: as in `of_held`. `own_model_only`: tenants whom no other
+    nobody knows what would have been said. `hours`: what is told of hours; None: nobody read that. `invoices`:
+    drafts of all months that were used, and `ledger`: what stands in it; judged where `prices` are known. `endings`:
+    those that may be; None: any. `held`, `memory_lost_at_ms`: as in `of_held`. `own_model_only`: tenants whom no other
     model may answer than the one that they asked for.
     """
     violations = [] if answers is None else [*of_clients(answers, log)]
@@ -69,6 +73,8 @@ def check(
     violations += of_usage(response_ids, log)
     violations += of_bills(log, bills, prices)
     violations += () if hours is None else of_hours(log, hours, prices)
+    if invoices is not None and prices is not None:
+        violations += of_drafts(log, invoices, ledger, prices)
     violations += of_jobs(jobs, log)
     violations += (
         Violation("differs", response_id, f"{generated.tenant} is answered by another model than was asked for")

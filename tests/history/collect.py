@@ -6,13 +6,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import redis
 from confluent_kafka import Consumer, Message, TopicPartition
 
 from deploy.cli.app import CommandError
-from deploy.cli.questions import query
+from deploy.cli.questions import ask_billing, query
 from deploy.local.runner import Stack
 from schemas.request import Lane
 from streams import redis_keys
@@ -134,15 +135,33 @@ def bills_of(ask: Callable[[str], Mapping[str, Any]], most: int) -> Iterator[dic
 
 def read_hours(stack: Stack) -> list[dict[str, Any]]:
     """What analysts are told of each hour of a tenant and a model."""
+    return hours_of(partial(query, stack.plan.settings))
+
+
+def hours_of(ask: Callable[[str], Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """`ask` as in `bills_of`."""
     figures = ", ".join(f"sum({name}) AS {name}" for name in HOUR_FIGURES)
-    answer = query(
-        stack.plan.settings,
+    answer = ask(
         f"SELECT tenant_id, model, toInt64(toUnixTimestamp(hour)) * 1000 AS hour_ms, {figures} FROM usage_by_hour"
         " GROUP BY tenant_id, model, hour_ms",
     )
     assert not answer["truncated"]
     rows = (dict(zip(answer["columns"], row, strict=True)) for row in answer["rows"])
     return [row | {name: int(row[name]) for name in ("hour_ms", *HOUR_FIGURES)} for row in rows]
+
+
+def read_drafts(stack: Stack) -> list[dict[str, Any]]:
+    """What each tenant would be invoiced for each month that was used and is not closed, in each currency."""
+    settings = stack.plan.settings
+    unclosed = ask_billing(settings, "GET", "/internal/invoices")["open"]
+    places = (f"/internal/invoices/{quote(each['tenant_id'], safe='')}/{each['month']}/draft" for each in unclosed)
+    return [draft for place in places for draft in ask_billing(settings, "GET", place)["invoices"]]
+
+
+def read_ledger(stack: Stack) -> list[dict[str, Any]]:
+    """Of all tenants with a key."""
+    places = (f"/internal/ledger/{quote(tenant, safe='')}" for tenant in stack.keys.api_keys)
+    return [entry for place in places for entry in ask_billing(stack.plan.settings, "GET", place)["entries"]]
 
 
 def pages(behind: Callable[[tuple[Any, ...]], list[dict[str, Any]]], most: int) -> Iterator[dict[str, Any]]:
@@ -175,7 +194,7 @@ def prices_of(stack: Stack) -> Prices:
     """As the catalogue of its settings has them."""
     classes = ("uncached_input", "cached_input", "output", "reasoning")
     models = stack.plan.settings.models
-    return {model.name: {name: str(getattr(model.price, name)) for name in classes} for model in models}
+    return {model.name: {name: str(getattr(model.price, name)) for name in ("currency", *classes)} for model in models}
 
 
 def judged(

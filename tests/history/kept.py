@@ -1,5 +1,6 @@
 """A history in a folder: `answers.jsonl` and `jobs.jsonl` (what clients saw), `log.jsonl.gz` (what Kafka holds),
-`bills.jsonl` (what was billed), `hours.jsonl` (and what is told of hours), `held.jsonl` (what quota still held),
+`bills.jsonl` (what was billed), `hours.jsonl` (and what is told of hours), `invoices.jsonl` and `ledger.jsonl` (what
+tenants would be invoiced, and what stands in their ledgers), `held.jsonl` (what quota still held),
 `engine.json` (the arguments of the simulated engine, where it was that), `stack.json` (prices, until when Redis may
 have lost what it knew, whom no other model may answer).
 """
@@ -36,6 +37,8 @@ class History:
         *,
         prices: Prices | None = None,
         hours: Iterable[Mapping[str, Any]] | None = None,
+        invoices: Iterable[Mapping[str, Any]] | None = None,
+        ledger: Iterable[Mapping[str, Any]] | None = None,
         held: Iterable[Held] = (),
         memory_lost_at_ms: int = 0,
         own_model_only: Sequence[str] = (),
@@ -50,7 +53,7 @@ class History:
         (self.folder / "engine.json").write_text(json.dumps(engine_args))
         stack = {"prices": prices, "memory_lost_at_ms": memory_lost_at_ms, "own_model_only": own_model_only}
         (self.folder / "stack.json").write_text(json.dumps(stack))
-        for name, rows in (("bills", bills), ("hours", hours)):
+        for name, rows in (("bills", bills), ("hours", hours), ("invoices", invoices), ("ledger", ledger)):
             if rows is not None:
                 (self.folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
@@ -68,8 +71,6 @@ class History:
     def verdict(self, log: Log | None = None, endings: Collection[str] | None = None) -> Verdict:
         """`log`: if it was read already. Raises OSError where a file is missing, ValueError where one is broken."""
         bills = map(json.loads, (self.folder / "bills.jsonl").read_bytes().splitlines())
-        told = self.folder / "hours.jsonl"
-        hours = [*map(json.loads, told.read_bytes().splitlines())] if told.exists() else None
         engine_args = json.loads((self.folder / "engine.json").read_bytes())
         stack = json.loads((self.folder / "stack.json").read_bytes())
         return check(
@@ -79,7 +80,14 @@ class History:
             bills,
             None if engine_args is None else Alone(engine_args),
             endings=endings,
-            hours=hours,
+            hours=self._told("hours"),
+            invoices=self._told("invoices"),
+            ledger=self._told("ledger") or (),
             held=read_lines(self.folder / "held.jsonl", Held),
             **stack,
         )
+
+    def _told(self, name: str) -> list[Any] | None:
+        """None: nobody read that."""
+        file = self.folder / f"{name}.jsonl"
+        return [*map(json.loads, file.read_bytes().splitlines())] if file.exists() else None
