@@ -21,7 +21,7 @@ from billing_jobs.gpu_costs import first_gpu_prices, gpu_prices, in_force
 from billing_jobs.invoices.routes import add_invoice_routes, invoice_desk
 from billing_jobs.invoices.tables import InvoiceTables
 from billing_jobs.metrics import BillingMetrics
-from billing_jobs.price_topic import PriceTeller
+from billing_jobs.price_topic import LostPrices, PriceTeller
 from billing_jobs.pricing import PICO_PER_UNIT, PriceInexact, PriceRow, first_prices, price_row, priced_otherwise
 from billing_jobs.queries import Reader, read_settings, usage_settings
 from billing_jobs.reconciliation.wiring import watching
@@ -84,23 +84,26 @@ def append_first_prices(store: ClickHouseStore, settings: Settings, metrics: Bil
         _log.warning("prices_not_applied", models=otherwise, apply_with="sluice prices plan, then apply")
 
 
-def load_prices(store: ClickHouseStore, teller: PriceTeller) -> list[PriceRow]:
-    """Of the tables as this program knows them, and told. Raises StoreError, SchemaTooNew."""
+def load_prices(store: ClickHouseStore, lost: LostPrices, teller: PriceTeller) -> list[PriceRow]:
+    """Of the tables as this program knows them, and told. Raises StoreError, LogError, SchemaTooNew."""
     store.check_schema()
     store.finish_change()
+    lost.take_back(store)
     prices = store.prices()
     teller.tell(prices)
     return prices
 
 
-def make_sink(settings: Settings, store: ClickHouseStore, metrics: BillingMetrics, teller: PriceTeller) -> Sink:
+def make_sink(
+    settings: Settings, store: ClickHouseStore, metrics: BillingMetrics, lost: LostPrices, teller: PriceTeller
+) -> Sink:
     return Sink(
         consumer=KafkaConsumer(
             settings.kafka, f"{settings.region}.{GROUP}", "billing", fetch_min_bytes=UNHURRIED_FETCH_BYTES
         ),
         producer=KafkaProducer(settings.kafka, "billing"),
         store=store,
-        load_prices=partial(load_prices, store, teller),
+        load_prices=partial(load_prices, store, lost, teller),
         reprice=store.reprice,
         log_id=lambda: log_id(settings.kafka, settings.topics.usage.name),
         usage_topic=settings.topics.usage.name,
@@ -196,11 +199,14 @@ def _run(settings: Settings) -> int:
         database.open()
         store = stack.enter_context(closing(ClickHouseStore(database.connection())))
         metrics = BillingMetrics()
+        topic = settings.topics.prices.name
+        lost = LostPrices(lambda: KafkaConsumer(settings.kafka, None, "billing-prices"), topic)
+        lost.wait_to_take_back(store)
         append_first_prices(store, settings, metrics)
         store.cut_forgotten()
-        teller = PriceTeller(KafkaProducer(settings.kafka, "billing-prices"), settings.topics.prices.name)
+        teller = PriceTeller(KafkaProducer(settings.kafka, "billing-prices"), topic)
         teller.tell(store.prices())
-        sink = make_sink(settings, store, metrics, teller)
+        sink = make_sink(settings, store, metrics, lost, teller)
         billed = BilledTeller(KafkaProducer(settings.kafka, "billing-billed"), settings.topics.billed.name, now_ms)
         roller = Roller(database.connection(ROLLER_SETTINGS), metrics, time.monotonic)
         max_rows, timeout_s = settings.billing.max_query_rows, settings.billing.query_timeout_s

@@ -1,19 +1,24 @@
 """Tells the price list on `prices`, for who must know what a request costs before it is billed.
 
 The table is the authority, and the topic follows it: a row is told once it stands there, at the latest when billing
-starts again. A price begins later than it is appended, so who reads the topic knows it by then.
+starts again. A price begins later than it is appended, so who reads the topic knows it by then. So what stands there
+and not in the table was lost with it, and is taken back.
 """
 
 import threading
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
+from contextlib import closing
 
 import structlog
 
 from billing_jobs.pricing import PriceRow
-from streams.log.port import LogError, LogProducer
-from streams.price_list import told_of
+from billing_jobs.store import ClickHouseStore
+from streams.log.port import LogConsumer, LogError, LogProducer
+from streams.price_list import PriceList, PriceReader, told_of
 
 FLUSH_S = 5.0
+RETRY_S = 1.0
 _log = structlog.get_logger()
 
 
@@ -53,3 +58,41 @@ class PriceTeller:
                 self._told[row.price_id] = row
 
         self._producer.produce(self._topic, told_of(row).encode(), key=row.price_id, on_delivery=delivered)
+
+
+class LostPrices:
+    """Those that were told, and that tables which were lost, or restored from an older copy, have no more. Used from
+    one thread at a time.
+    """
+
+    def __init__(self, consumer: Callable[[], LogConsumer], topic: str) -> None:
+        self._consumer, self._topic = consumer, topic
+        self._are_back = False
+
+    def take_back(self, store: ClickHouseStore) -> None:
+        """Once. Before a model is taken for one that has no price yet. Raises LogError, StoreError."""
+        if self._are_back:
+            return
+        told = PriceList()
+        with closing(PriceReader(self._consumer, self._topic, told, lambda _record, _error: None)) as reader:
+            reader.read_on()
+        known = {row.price_id for row in store.prices()}
+        if lost := [row for row in told.rows if row.price_id not in known]:
+            store.append_prices(lost)
+            _log.warning("prices_taken_back", price_ids=[row.price_id for row in lost][:100], count=len(lost))
+        self._are_back = True
+
+    def wait_to_take_back(self, store: ClickHouseStore) -> None:
+        """Of tables that have no price at all, as new ones have none: nothing can be charged by them before the log
+        answers. Raises StoreError, and LogError where waiting does not help.
+        """
+        while not store.prices():
+            try:
+                self.take_back(store)
+            except LogError as error:
+                if not error.retriable:
+                    raise
+                _log.warning("prices_not_read", error=str(error), repeats=True)
+                time.sleep(RETRY_S)
+            else:
+                return

@@ -96,11 +96,11 @@ class _Pending:
 class Sink:
     """One member of the group `billing`. Single-threaded: `step` repeatedly, then `close`.
 
-    `load_prices` gives every price appended by now, by whichever member; it raises StoreError, and SchemaTooNew where
-    this program may not understand them. `log_id` says which log this is, empty where that is not known; it raises
-    LogError. `reprice` gives up to so many rows that wait for a price the one that is known now, and says how many; it
-    raises StoreError. `progress` may be read from other threads. Raises CutUnreadable, AnotherLog, SchemaTooNew and
-    LogError (not retriable); then the process must end, and the next one resumes from the commits.
+    `load_prices` gives every price appended by now, by whichever member; it raises StoreError, LogError, and
+    SchemaTooNew where this program may not understand them. `log_id` says which log this is, empty where that is not
+    known; it raises LogError. `reprice` gives up to so many rows that wait for a price the one that is known now, and
+    says how many; it raises StoreError. `progress` may be read from other threads. Raises CutUnreadable, AnotherLog,
+    SchemaTooNew and LogError (not retriable); then the process must end, and the next one resumes from the commits.
     """
 
     def __init__(

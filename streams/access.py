@@ -139,7 +139,7 @@ def process_roles(topics: Topics) -> list[Role]:
         Role(
             "billing",
             groups=(f"{region}.billing", f"{region}.alerts"),
-            reads=(usage, generated, topics.alerts.name),
+            reads=(usage, generated, topics.alerts.name, topics.prices.name),
             writes=(dead, topics.alerts.name, topics.prices.name, topics.billed.name),
             watches_groups=(f"{region}.post-safety",),
         ),

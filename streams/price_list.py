@@ -33,6 +33,10 @@ class PriceList:
     def book(self) -> PriceBook:
         return self._book
 
+    @property
+    def rows(self) -> list[PriceRow]:
+        return list(self._rows.values())
+
     def take(self, *told: PriceTold) -> None:
         """In the order of the log. Of two records with one id the last counts, however they are read: the log keeps
         that one alone, by and by.

@@ -19,7 +19,7 @@ from billing_jobs.metrics import BillingMetrics
 from billing_jobs.price_changes import Comparison, PriceRefused, compare, plan
 from billing_jobs.price_desk import PriceDesk, PricesApplied, PricesAsked
 from billing_jobs.price_tables import MadeChange
-from billing_jobs.price_topic import PriceTeller
+from billing_jobs.price_topic import LostPrices, PriceTeller
 from billing_jobs.pricing import PRICES_SETTLE_MS, PriceBook, PriceRow, PriceScope, TokenCounts, withdrawal
 from billing_jobs.rows import TableRows
 from billing_jobs.server import create_app, price_desk
@@ -304,7 +304,8 @@ def test_a_change_of_models_and_gpus_that_is_killed_on_the_way_is_made_as_a_whol
         elif who == "prices are read to charge":
             log = MemoryLog(now_ms)
             log.create_topic("prices", 1)
-            load_prices(store, PriceTeller(log.producer("billing"), "prices"))
+            lost = LostPrices(lambda: log.consumer(None, "lost"), "prices")
+            load_prices(store, lost, PriceTeller(log.producer("billing"), "prices"))
         else:
             desk = PriceDesk(store, now_ms, lambda _rows: None)
             planned = desk.plan(PricesAsked.model_validate(asked("0.80", gpu_hours=GPU_HOURS)))

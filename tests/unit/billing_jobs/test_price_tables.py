@@ -9,17 +9,19 @@ from dataclasses import dataclass, replace
 import pytest
 from prometheus_client import CollectorRegistry
 
+from billing_jobs import price_topic
 from billing_jobs.__main__ import append_first_prices, load_prices
 from billing_jobs.columns import Columned
 from billing_jobs.cut import Batch, cut_of, parse_batch
 from billing_jobs.gpu_costs import GpuPrice
 from billing_jobs.metrics import BillingMetrics
-from billing_jobs.price_topic import PriceTeller
+from billing_jobs.price_topic import LostPrices, PriceTeller
 from billing_jobs.pricing import PriceBook, PriceRow, PriceScope, charge, cost_of, price_row, withdrawal
 from billing_jobs.store import SCHEMA_VERSION, ClickHouseStore, Database, SchemaTooNew
 from schemas.base import Scope
 from schemas.usage import ComputeRecord, UsageEvent
 from streams.log.memory import MemoryLog
+from streams.log.port import LogConsumer, LogError
 from streams.settings import Settings
 from tests.unit.billing_jobs.events import NOON_MS, compute_record, usage_event
 from tests.unit.billing_jobs.test_store import MODEL, execute, log_record, query
@@ -123,11 +125,44 @@ def test_who_reads_prices_ends_once_a_newer_program_has_changed_the_tables(
     log = MemoryLog(lambda: 0)
     log.create_topic("prices", 1)
     teller = PriceTeller(log.producer("billing"), "prices")
+    lost = LostPrices(lambda: log.consumer(None, "lost"), "prices")
     store.append_prices([price_row(MODEL, 0)])
-    assert load_prices(store, teller) == [price_row(MODEL, 0)]
+    assert load_prices(store, lost, teller) == [price_row(MODEL, 0)]
     execute(database, f"INSERT INTO schema_version (version) VALUES ({SCHEMA_VERSION + 1})")
     with pytest.raises(SchemaTooNew, match=f"version {SCHEMA_VERSION + 1}"):
-        load_prices(store, teller)
+        load_prices(store, lost, teller)
+
+
+def test_prices_that_were_lost_with_their_tables_are_taken_back_from_the_log(
+    database: Database, store: ClickHouseStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What billing charges by, and what admission holds budgets against, stay the same: contracts too."""
+    monkeypatch.setattr(price_topic, "RETRY_S", 0)
+    log = MemoryLog(lambda: 0)
+    log.create_topic("prices", 1)
+    first, raised = price_row(MODEL, 0), replace(price_row(MODEL, 7), output_pico=9)
+    contract = replace(price_row(MODEL, 5), tenant_id="acme", output_pico=1)
+    PriceTeller(log.producer("billing"), "prices").tell([first, contract, raised])
+
+    def consumer() -> LogConsumer:
+        if failures:
+            raise failures.pop()
+        return log.consumer(None, "lost")
+
+    failures = [LogError("no broker yet", retriable=True)]
+    LostPrices(consumer, "prices").wait_to_take_back(store)
+    assert set(store.prices()) == {first, contract, raised}
+    append_first_prices(store, Settings(), BillingMetrics(CollectorRegistry()))
+    assert len(store.prices()) == 3, "none of the settings stands beside them"
+    execute(database, "ALTER TABLE prices DELETE WHERE tenant_id = 'acme' SETTINGS mutations_sync = 1")
+    lost = LostPrices(consumer, "prices")
+    lost.wait_to_take_back(store)
+    assert set(store.prices()) == {first, raised}, "an older copy serves, and is completed before anything is charged"
+    for _ in range(2):
+        assert set(load_prices(store, lost, PriceTeller(log.producer("billing"), "prices"))) == {
+            first, contract, raised
+        }  # fmt: skip
+    assert len(store.prices()) == 3
 
 
 # -- what GPUs cost ----------------------------------------------------------------------------------------------------
