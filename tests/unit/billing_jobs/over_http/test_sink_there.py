@@ -9,7 +9,7 @@ import pytest
 
 from billing_jobs.store import ClickHouseStore, Database, StoreError
 from streams.log.memory import Crashed
-from tests.clickhouse_server import USER, Served, clickhouse_server
+from tests.clickhouse_server import PASSWORD, USER, Served, clickhouse_server
 from tests.unit.billing_jobs.events import compute_record, delivered_count
 from tests.unit.billing_jobs.sink_world import World, crash, on_commit, put_usage
 from tests.unit.billing_jobs.test_store import execute, query
@@ -85,6 +85,17 @@ def test_what_a_server_refuses_is_told_by_its_code(
         execute(database, "ALTER TABLE usage_events ADD COLUMN choice UInt32")
     assert missing.value.code == 15
     assert query(database, "SELECT currentUser()") == [("default",)], "the next statement is answered"
+
+
+def test_tables_that_are_not_replicated_are_not_taken_for_replicated_ones(failing: tuple[Database, Served]) -> None:
+    database, _ = failing
+    with closing(database.connection()) as connection, connection.client() as client:
+        url = client.url.replace("http://", f"http://{USER}:{PASSWORD}@")
+    with pytest.raises(StoreError, match=r"usage_events.* not replicated, and billing.clickhouse_replicated is true"):
+        Database.server(f"{url}/answers_lost", replicated=True).open()
+    execute(database, "CREATE DATABASE plain")
+    with pytest.raises(StoreError, match="this is Atomic"):
+        Database.server(f"{url}/plain", replicated=True).open()
 
 
 def test_a_wrong_password_is_told(failing: tuple[Database, Served]) -> None:
