@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from importlib.resources import files
 from pathlib import Path
 from threading import Lock
 from types import MappingProxyType
@@ -23,10 +22,9 @@ from clickhouse_connect.driver.exceptions import ClickHouseError
 from clickhouse_connect.driver.httputil import default_pool_manager
 
 from billing_jobs.cut import Batch
-from billing_jobs.embedded import EMBEDDED_DATABASE, EngineFailed, EngineMissing, start_engine, statements_of
+from billing_jobs.embedded import EMBEDDED_DATABASE, EngineFailed, EngineMissing, start_engine
 from billing_jobs.forgotten import Forgetting
 from billing_jobs.gpu_costs import GpuPrice
-from billing_jobs.invoices.views import invoice_views
 from billing_jobs.price_tables import (
     MadeChange,
     finish_last_change,
@@ -44,29 +42,11 @@ from billing_jobs.replication import EnginesDiffer, check_engines, replicated
 from billing_jobs.repricing import reprice
 from billing_jobs.rollups.hours import OpenHours, hours_of
 from billing_jobs.rollups.tables import store_marks
-from billing_jobs.rollups.views import usage_views
 from billing_jobs.rows import INSERT_SETTINGS, NAME, TEXT, TableRows, insert_once, tables_of
+from billing_jobs.schema_steps import MIGRATIONS, SCHEMA_VERSION, schema_statements
 from streams.clocks import monotonic_ms
 from streams.settings import BillingSettings, Settings
 
-MIGRATIONS = {
-    1: "1_tables.sql",
-    2: "2_usage_precedence.sql",
-    3: "3_price_differences.sql",
-    4: "4_log_identity.sql",
-    5: "5_repricing.sql",
-    6: "6_price_changes.sql",
-    7: "7_price_scopes.sql",
-    8: "8_rollups.sql",
-    9: "9_invoices.sql",
-    10: "10_reconciliations.sql",
-    11: "11_price_changes.sql",
-    12: "12_forgotten.sql",
-}
-"""Schema version → the statements that lead to it from the one before."""
-_VIEWS = {8: usage_views, 9: invoice_views}
-"""Schema version → views that are made with its step and each later one."""
-SCHEMA_VERSION = max(MIGRATIONS)
 _NOT_TO_BE_REPEATED = {
     2: "SELECT count() FROM system.columns"
     " WHERE database = currentDatabase() AND table = 'usage_events' AND name = 'precedence'"
@@ -298,17 +278,6 @@ class Connection:
         client, self._client = self._client, None
         if client is not None:
             client.close()
-
-
-def schema_statements(version: int) -> list[str]:
-    """Those that lead to it from the version before; those of 0 make the table of versions."""
-    if version == 0:
-        return [
-            "CREATE TABLE IF NOT EXISTS schema_version (version UInt32, applied_at DateTime64(3, 'UTC') DEFAULT"
-            " now64(3)) ENGINE = MergeTree ORDER BY version"
-        ]
-    text = (files("billing_jobs") / "migrations" / MIGRATIONS[version]).read_text()
-    return statements_of("\n".join((text, *(made() for since, made in _VIEWS.items() if version >= since))))
 
 
 def _migrate(client: Any, *, is_replicated: bool) -> None:

@@ -9,7 +9,7 @@ import typer
 from billing_jobs.clickhouse.access import Limits
 from billing_jobs.clickhouse.grants import Server
 from billing_jobs.replication import replicated
-from billing_jobs.store import SCHEMA_VERSION, schema_statements
+from billing_jobs.schema_steps import SCHEMA_VERSION, schema_statements
 from deploy.cli.app import CommandError, DataOption, settings_at
 from deploy.cli.billing import billing
 from deploy.local.data_folder import DataFolder

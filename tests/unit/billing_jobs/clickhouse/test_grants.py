@@ -23,7 +23,8 @@ from billing_jobs.clickhouse.access import COLUMNS_OF_TENANTS, OF_TENANTS, OF_TH
 from billing_jobs.clickhouse.grants import Server
 from billing_jobs.embedded import connect, start_engine
 from billing_jobs.replication import replicated
-from billing_jobs.store import SCHEMA_VERSION, ClickHouseStore, Database, schema_statements
+from billing_jobs.schema_steps import SCHEMA_VERSION, schema_statements
+from billing_jobs.store import ClickHouseStore, Database
 from deploy.tenants_file import create_api_key, revoke_key, write_tenants
 from schemas.base import Scope
 from streams.directory import KeyScope, Role, Tenant

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from billing_jobs.store import SCHEMA_VERSION
+from billing_jobs.schema_steps import SCHEMA_VERSION
 from deploy.tenants_file import create_api_key, write_tenants
 from streams.directory import Role, Tenant
 from tests.unit.deploy.cli.test_keys import sluice
