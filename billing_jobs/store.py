@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from importlib.resources import files
 from pathlib import Path
 from threading import Lock
 from types import MappingProxyType
@@ -23,10 +22,9 @@ from clickhouse_connect.driver.exceptions import ClickHouseError
 from clickhouse_connect.driver.httputil import default_pool_manager
 
 from billing_jobs.cut import Batch
-from billing_jobs.embedded import EMBEDDED_DATABASE, EngineFailed, EngineMissing, start_engine, statements_of
+from billing_jobs.embedded import EMBEDDED_DATABASE, EngineFailed, EngineMissing, start_engine
 from billing_jobs.forgotten import Forgetting
 from billing_jobs.gpu_costs import GpuPrice
-from billing_jobs.invoices.views import invoice_views
 from billing_jobs.price_tables import (
     MadeChange,
     finish_last_change,
@@ -39,32 +37,16 @@ from billing_jobs.price_tables import (
     version_of_prices,
 )
 from billing_jobs.pricing import PriceRow, PriceScope, TokenCounts
+from billing_jobs.replication import SETTINGS as REPLICATED_SETTINGS
+from billing_jobs.replication import EnginesDiffer, check_engines, replicated
 from billing_jobs.repricing import reprice
 from billing_jobs.rollups.hours import OpenHours, hours_of
 from billing_jobs.rollups.tables import store_marks
-from billing_jobs.rollups.views import usage_views
 from billing_jobs.rows import INSERT_SETTINGS, NAME, TEXT, TableRows, insert_once, tables_of
+from billing_jobs.schema_steps import MIGRATIONS, SCHEMA_VERSION, schema_statements
 from streams.clocks import monotonic_ms
 from streams.settings import BillingSettings, Settings
 
-MIGRATIONS = {
-    1: "1_tables.sql",
-    2: "2_usage_precedence.sql",
-    3: "3_price_differences.sql",
-    4: "4_log_identity.sql",
-    5: "5_repricing.sql",
-    6: "6_price_changes.sql",
-    7: "7_price_scopes.sql",
-    8: "8_rollups.sql",
-    9: "9_invoices.sql",
-    10: "10_reconciliations.sql",
-    11: "11_price_changes.sql",
-    12: "12_forgotten.sql",
-}
-"""Schema version → the statements that lead to it from the one before."""
-_VIEWS = {8: usage_views, 9: invoice_views}
-"""Schema version → views that are made with its step and each later one."""
-SCHEMA_VERSION = max(MIGRATIONS)
 _NOT_TO_BE_REPEATED = {
     2: "SELECT count() FROM system.columns"
     " WHERE database = currentDatabase() AND table = 'usage_events' AND name = 'precedence'"
@@ -167,6 +149,8 @@ class Database:
         open_client: Callable[[dict[str, Any], int], Any],
         prepare: Callable[[Any], None] = lambda _client: None,
         start_engine: Callable[[], Any] | None = None,
+        *,
+        replicated: bool = False,
     ) -> None:
         """`open_client` takes settings, in order, and how many seconds an answer of a server may take. `prepare` is
         given a client once the tables are up to date. `start_engine` gives what keeps an embedded one running until it
@@ -175,6 +159,7 @@ class Database:
         self._open_client = open_client
         self._prepare = prepare
         self._start_engine = start_engine
+        self._replicated = replicated
         self._engine: Any = None
         self._counting = Lock()
         self.writes = 0
@@ -183,9 +168,9 @@ class Database:
     @classmethod
     def from_settings(cls, settings: Settings) -> Self:
         url = settings.billing.clickhouse_url
-        return (
-            cls.server(url, server_options(settings.billing)) if url else cls.embedded(settings.data_dir / "clickhouse")
-        )
+        if not url:
+            return cls.embedded(settings.data_dir / "clickhouse")
+        return cls.server(url, server_options(settings.billing), replicated=settings.billing.clickhouse_replicated)
 
     @classmethod
     def embedded(cls, path: Path, name: str = EMBEDDED_DATABASE) -> Self:
@@ -209,7 +194,7 @@ class Database:
         return cls(open_client, _remove_parts_one_by_one, lambda: start_engine(path))
 
     @classmethod
-    def server(cls, url: str, options: Mapping[str, Any] = MappingProxyType({})) -> Self:
+    def server(cls, url: str, options: Mapping[str, Any] = MappingProxyType({}), *, replicated: bool = False) -> Self:
         """`url` names an existing database: `https://user:password@host:8443/database`; `options` are of the client."""
         interface = urlsplit(url).scheme
 
@@ -219,7 +204,7 @@ class Database:
             return clickhouse_connect.get_client(
                 dsn=url,
                 interface=interface,
-                settings=settings,
+                settings={**(REPLICATED_SETTINGS if replicated else {}), **settings},
                 autogenerate_session_id=False,
                 connect_timeout=5,
                 send_receive_timeout=timeout_s,
@@ -227,7 +212,7 @@ class Database:
                 **options,
             )
 
-        return cls(open_client)
+        return cls(open_client, replicated=replicated)
 
     def open(self) -> None:
         """Starts the engine, if embedded, and brings the tables up to date. Raises StoreError, SchemaTooNew."""
@@ -239,7 +224,11 @@ class Database:
         settings = {"max_execution_time": _MIGRATION_TIMEOUT_S}
         connection = Connection(lambda: self._open_client(settings, _MIGRATION_TIMEOUT_S + _SERVER_TIMEOUT_S))
         with closing(connection), connection.client() as client:
-            _migrate(client)
+            try:
+                check_engines(client, replicated=self._replicated)
+            except EnginesDiffer as error:
+                raise StoreError(str(error)) from None
+            _migrate(client, is_replicated=self._replicated)
             self._prepare(client)
 
     def connection(self, settings: dict[str, Any] | None = None) -> "Connection":
@@ -291,20 +280,18 @@ class Connection:
             client.close()
 
 
-def _migrate(client: Any) -> None:
-    client.command(
-        "CREATE TABLE IF NOT EXISTS schema_version (version UInt32, applied_at DateTime64(3, 'UTC') DEFAULT now64(3))"
-        " ENGINE = MergeTree ORDER BY version"
-    )
+def _migrate(client: Any, *, is_replicated: bool) -> None:
+    def run(version: int) -> None:
+        for statement in schema_statements(version):
+            client.command(replicated(statement) if is_replicated else statement)
+
+    run(0)
     for version in sorted(version for version in MIGRATIONS if version <= SCHEMA_VERSION):
         # Before each step: another process may be making them too.
         if _schema_version(client) >= version:
             continue
         if version not in _NOT_TO_BE_REPEATED or not client.query(_NOT_TO_BE_REPEATED[version]).first_row[0]:
-            text = (files("billing_jobs") / "migrations" / MIGRATIONS[version]).read_text()
-            views = (made() for since, made in _VIEWS.items() if version >= since)
-            for statement in statements_of("\n".join((text, *views))):
-                client.command(statement)
+            run(version)
         client.insert("schema_version", [[version]], column_names=["version"])
 
 

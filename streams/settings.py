@@ -455,6 +455,9 @@ class BillingSettings(_Section):
         repr=False,
         description="`https://user@host:8443/database`, over TLS; `http:` without. Empty: embedded.",
     )
+    clickhouse_replicated: bool = Field(
+        default=False, description="Its database is of the engine Replicated, and the tables are to be replicated."
+    )
     clickhouse_password_file: FilePath = None
     clickhouse_password: Secret = SecretStr("")
     clickhouse_ca_file: FilePath = Field(default=None, description="Who may sign its certificate; none: the system.")
@@ -496,6 +499,13 @@ class BillingSettings(_Section):
     def analysts_url(self) -> str:
         """Of ClickHouse's interface over the embedded engine, on this machine."""
         return f"http://{reachable(self.analysts_host)}:{self.analysts_port}"
+
+    @field_validator("clickhouse_replicated")
+    @classmethod
+    def _replicas_are_servers(cls, value: bool, info: ValidationInfo) -> bool:
+        if value and not info.data.get("clickhouse_url"):
+            raise ValueError("has no effect without clickhouse_url")
+        return value
 
     @field_validator("clickhouse_password")
     @classmethod

@@ -1,4 +1,5 @@
 """What the engine itself lets a reader see and spend: grants, row policies and constraints, in its own configuration.
+`grants.py` says the same in statements, for a server.
 
 Every connection of an embedded engine is the same user, so the tenant travels in a setting, `log_comment`, that nobody
 can change once the connection is open. A table of tenants without a row policy would show all of them, so a reader's
@@ -8,11 +9,14 @@ snapshot holds those tables alone that have one here.
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from typing import Self
 from xml.sax.saxutils import escape
 
 from billing_jobs.clickhouse.gate import Rules
 from billing_jobs.clickhouse.list_functions import FILE as FUNCTIONS_FILE
 from billing_jobs.embedded import EMBEDDED_DATABASE
+from billing_jobs.invoices.views import CLOSING_OF_TENANTS, ENTRY_OF_TENANTS, invoice_views_of_tenants
+from billing_jobs.rollups.views import DIMENSIONS, FIGURES, usage_views
 
 TENANT_SETTING = "log_comment"
 SERVER_NAME = "Sluice"
@@ -24,16 +28,40 @@ TABLES_DATABASE = "tables"
 
 _OF_TENANTS = {
     # First: what its rows name must be in the copies of the tables below.
-    "invoice_closings": f"tenant_id = getSetting('{TENANT_SETTING}')",
-    "invoice_usage": f"tenant_id = getSetting('{TENANT_SETTING}')",
-    "ledger_entries": f"tenant_id = getSetting('{TENANT_SETTING}')",
-    "usage_events": f"tenant_id = getSetting('{TENANT_SETTING}')",
+    "invoice_closings": "tenant_id = {tenant}",
+    "invoice_usage": "tenant_id = {tenant}",
+    "ledger_entries": "tenant_id = {tenant}",
+    "usage_events": "tenant_id = {tenant}",
     # Those of no tenant say which hours of all are summed, and stand in no view.
-    "usage_hours": f"tenant_id IN ('', getSetting('{TENANT_SETTING}'))",
-    "delivered_counts": f"tenant_id = getSetting('{TENANT_SETTING}')",
-    "prices": f"tenant_id IN ('', getSetting('{TENANT_SETTING}'))",
+    "usage_hours": "tenant_id IN ('', {tenant})",
+    "delivered_counts": "tenant_id = {tenant}",
+    "prices": "tenant_id IN ('', {tenant})",
 }
-"""Table → which of its rows a tenant sees."""
+COLUMNS_OF_TENANTS = {
+    "invoice_closings": CLOSING_OF_TENANTS,
+    "invoice_usage": (
+        "closing_id", "tenant_id", "month", "usage_id", "kind", "model", "currency", "price_id", "events",
+        "uncached_input_tokens", "cached_input_tokens", "output_tokens", "reasoning_tokens", "cost_pico",
+    ),
+    "ledger_entries": ENTRY_OF_TENANTS,
+    "usage_events": (
+        "usage_id", "response_id", "choice", "tenant_id", "project_id", "key_id", "end_user", "region",
+        "policy_version", "traceparent", "schema_version", "stage_ms", "endpoint", "model", "requested_model", "pool",
+        "lane", "attempts", "ending", "finish_reason", "billable", "billing_rule_version", "accepted_at",
+        "first_token_at", "ended_at", "uncached_input_tokens", "cached_input_tokens", "output_tokens",
+        "reasoning_tokens", "released_tokens", "reserved_tokens", "charge_state", "cost_pico", "currency", "price_id",
+        "logged_at",
+    ),
+    "usage_hours": (*DIMENSIONS, *FIGURES, "hour", "kind", "writer", "version", "step"),
+    "delivered_counts": (
+        "delivered_id", "response_id", "tenant_id", "project_id", "region", "delivered_tokens", "logged_at",
+    ),
+    "prices": (
+        "price_id", "model", "currency", "valid_from", "uncached_input_pico", "cached_input_pico", "output_pico",
+        "reasoning_pico", "tenant_id", "endpoint", "lane", "region", "withdrawn", "recorded_at", "version",
+    ),
+}  # fmt: skip
+"""Table → what the views of tenants are made of."""
 _VIEWS_OF_TENANTS = (
     "usage", "usage_by_hour", "usage_by_day", "usage_by_month", "usage_live", "delivered_counts", "prices",
     "price_intervals", "invoices", "invoice_lines", "invoiced_usage", "ledger",
@@ -46,12 +74,13 @@ _TABLES_OF_THE_OPERATOR = (
     "invoice_closings", "invoice_usage", "ledger_entries",
     "counting_closings", "invoices", "invoice_lines", "invoiced_usage", "ledger", "dropped_months", "forgotten",
 )  # fmt: skip
-_SYSTEM_TABLES = (
+SYSTEM_TABLES = (
     "aggregate_function_combinators", "columns", "contributors", "data_type_families", "databases", "formats",
     "functions", "keywords", "numbers", "numbers_mt", "one", "settings", "table_engines", "table_functions", "tables",
     "time_zones", "zeros",
 )  # fmt: skip
 """What clients ask when they connect and complete names."""
+SCHEMA_DATABASES = ("information_schema", "INFORMATION_SCHEMA")
 _SCHEMA_TABLES = (
     "columns", "key_column_usage", "referential_constraints", "schemata", "statistics", "tables", "views",
 )  # fmt: skip
@@ -118,8 +147,52 @@ class Limits:
 
     time_s: float
     memory_bytes: int
-    result_bytes: int
+    result_bytes: int = 67_108_864
     threads: int = 2
+
+    @classmethod
+    def within(cls, time_s: float, reader_memory_mib: int) -> Self:
+        """`reader_memory_mib` are for a whole process."""
+        return cls(time_s, reader_memory_mib * 1_048_576 * 3 // 4)
+
+
+def rows_of(tenant: str) -> dict[str, str]:
+    """Table → which of its rows a tenant sees; `tenant` is an expression that gives its id."""
+    return {table: rows.format(tenant=tenant) for table, rows in _OF_TENANTS.items()}
+
+
+def views_of_tenants(tables: str, views: str, create: str) -> str:
+    """The statements that make them. `tables` and `views` are prefixes: a database with its dot. Where a database is in
+    memory nothing can be replaced, and `create` is `CREATE VIEW`.
+    """
+    own = (files("billing_jobs.clickhouse") / "readers.sql").read_text().format(
+        create=create, tables=tables, views=views,
+        **{table: ", ".join(columns) for table, columns in COLUMNS_OF_TENANTS.items()},
+    )  # fmt: skip
+    return "\n".join((own, usage_views(tables, views, create), invoice_views_of_tenants(tables, views, create)))
+
+
+def bounds(limits: Limits) -> dict[str, float]:
+    """Setting → the most that a statement may have of it, and has."""
+    return {
+        "max_execution_time": limits.time_s, "max_memory_usage": limits.memory_bytes,
+        "max_result_bytes": limits.result_bytes, "max_threads": limits.threads, "max_block_size": 65_409,
+    }  # fmt: skip
+
+
+FIXED_SETTINGS = {
+    # How much the engine had to look at would tell of the rows of others.
+    "output_format_write_statistics": "0",
+    "result_overflow_mode": "throw",
+    "timeout_overflow_mode": "throw",
+}
+"""Setting → what it is at first."""
+CONSTANT_SETTINGS = (
+    "readonly", "additional_table_filters", "additional_result_filter", "dialect", "format_schema",
+    "format_template_row", "format_template_resultset", "use_query_cache", "allow_ddl",
+    "allow_introspection_functions", "output_format_write_statistics",
+)  # fmt: skip
+"""What no statement changes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,12 +204,12 @@ class Reach:
     policies: dict[str, str]
     hidden_databases: tuple[str, ...]
     views: str = ""
-    """A file with statements that a fresh reader runs."""
+    """What the statements are called that a fresh reader runs."""
 
 
 OF_TENANTS = Reach(
-    Layout(TABLES_DATABASE, tuple(_OF_TENANTS)), _VIEWS_OF_TENANTS, _OF_TENANTS, (TABLES_DATABASE, "default"),
-    "readers.sql",
+    Layout(TABLES_DATABASE, tuple(_OF_TENANTS)), _VIEWS_OF_TENANTS, rows_of(f"getSetting('{TENANT_SETTING}')"),
+    (TABLES_DATABASE, "default"), "readers.sql",
 )  # fmt: skip
 OF_THE_OPERATOR = Reach(Layout(EMBEDDED_DATABASE), _TABLES_OF_THE_OPERATOR, {}, ("default",))
 
@@ -157,7 +230,7 @@ def rules(
     return Rules(
         database=EMBEDDED_DATABASE,
         tables=frozenset(
-            [*((EMBEDDED_DATABASE, table) for table in reach.tables), *(("system", table) for table in _SYSTEM_TABLES)]
+            [*((EMBEDDED_DATABASE, table) for table in reach.tables), *(("system", table) for table in SYSTEM_TABLES)]
             + [(name, cased(table)) for name, cased in (("information_schema", str.lower), ("INFORMATION_SCHEMA",
                str.upper)) for table in _SCHEMA_TABLES]
         ),
@@ -175,8 +248,8 @@ def users(reach: Reach, limits: Limits) -> str:
     grants = [
         f"GRANT SELECT, SHOW ON {EMBEDDED_DATABASE}.*",
         *(f"GRANT SELECT ON {TABLES_DATABASE}.{table}" for table in reach.policies),
-        *(f"GRANT SELECT ON system.{table}" for table in _SYSTEM_TABLES),
-        *(f"GRANT SELECT ON {schema}.*" for schema in ("information_schema", "INFORMATION_SCHEMA")),
+        *(f"GRANT SELECT ON system.{table}" for table in SYSTEM_TABLES),
+        *(f"GRANT SELECT ON {schema}.*" for schema in SCHEMA_DATABASES),
         # For the views that a fresh reader makes. Who asks is read-only.
         "GRANT CREATE DATABASE, CREATE VIEW ON *.*",
     ]
@@ -188,22 +261,13 @@ def users(reach: Reach, limits: Limits) -> str:
         **dict.fromkeys(_SHOWN_TO_NOBODY if reach.policies else (), "0"),
     }
     policies = _policies(TABLES_DATABASE, reach.policies) + _policies("system", of_system)
-    fixed = (TENANT_SETTING, "readonly", "additional_table_filters", "additional_result_filter", "dialect",
-             "format_schema", "format_template_row", "format_template_resultset", "use_query_cache", "allow_ddl",
-             "allow_introspection_functions", "output_format_write_statistics")  # fmt: skip
-    bounded = {
-        "max_execution_time": limits.time_s, "max_memory_usage": limits.memory_bytes,
-        "max_result_bytes": limits.result_bytes, "max_threads": limits.threads, "max_block_size": 65_409,
-    }  # fmt: skip
-    constraints = "".join(f"<{name}><const/></{name}>" for name in fixed) + "".join(
+    bounded = bounds(limits)
+    constraints = "".join(f"<{name}><const/></{name}>" for name in (TENANT_SETTING, *CONSTANT_SETTINGS)) + "".join(
         f"<{name}><min>1</min><max>{most}</max></{name}>" for name, most in bounded.items()
     )
-    values = "".join(f"<{name}>{most}</{name}>" for name, most in bounded.items())
+    values = "".join(f"<{name}>{value}</{name}>" for name, value in {**bounded, **FIXED_SETTINGS}.items())
     return (
-        "<clickhouse><profiles><default>"
-        # How much the engine had to look at would tell of the rows of others.
-        f"{values}<output_format_write_statistics>0</output_format_write_statistics>"
-        "<result_overflow_mode>throw</result_overflow_mode><timeout_overflow_mode>throw</timeout_overflow_mode>"
+        f"<clickhouse><profiles><default>{values}"
         f"<constraints>{constraints}</constraints></default></profiles><quotas><default/></quotas>"
         "<users><default><password></password><networks><ip>::/0</ip></networks>"
         "<profile>default</profile><quota>default</quota>"

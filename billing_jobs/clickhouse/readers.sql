@@ -1,30 +1,26 @@
--- What analysts of a tenant see, in the database `sluice` of their reader, beside the views of `rollups/views.sql` and
--- `invoices/views.sql`; the tables themselves are in `tables` there.
--- Row policies on the tables leave each its own rows; here are the columns that are theirs: nothing of workers, keys of
--- encryption or the log.
-CREATE VIEW sluice.usage AS
-SELECT
-    usage_id, response_id, choice, tenant_id, project_id, key_id, end_user, region, policy_version, traceparent,
-    schema_version, stage_ms, endpoint, model, requested_model, pool, lane, attempts, ending, finish_reason, billable,
-    billing_rule_version, accepted_at, first_token_at, ended_at, uncached_input_tokens, cached_input_tokens,
-    output_tokens, reasoning_tokens, released_tokens, reserved_tokens, charge_state, cost_pico, currency, price_id,
-    logged_at, toDecimal256(cost_pico, 12) / 1000000000000 AS cost
-FROM tables.usage_events FINAL;
+-- What analysts of a tenant see, beside the views of `rollups/views.sql` and `invoices/views.sql`. `{tables}` and `{views}`
+-- are where the tables are and where these go: in an embedded engine `tables` and `sluice` of their reader, in a server
+-- the database of the tables and one beside it.
+-- Row policies on the tables leave each its own rows; here are the columns that are theirs, which `access.py` names:
+-- nothing of workers, keys of encryption or the log.
+{create} {views}usage AS
+SELECT {usage_events}, toDecimal256(cost_pico, 12) / 1000000000000 AS cost
+FROM {tables}usage_events FINAL;
 
-CREATE VIEW sluice.delivered_counts AS
-SELECT delivered_id, response_id, tenant_id, project_id, region, delivered_tokens, logged_at
-FROM tables.delivered_counts FINAL;
+{create} {views}delivered_counts AS
+SELECT {delivered_counts}
+FROM {tables}delivered_counts FINAL;
 
-CREATE VIEW sluice.prices AS
+{create} {views}prices AS
 SELECT
     price_id, model, currency, valid_from, uncached_input_pico, cached_input_pico, output_pico, reasoning_pico,
     tenant_id, endpoint, lane, region, withdrawn
 FROM (
-    SELECT * FROM tables.prices
+    SELECT {prices} FROM {tables}prices
     ORDER BY recorded_at, version LIMIT 1 BY model, tenant_id, endpoint, lane, region, valid_from
 );
 
-CREATE VIEW sluice.price_intervals AS
+{create} {views}price_intervals AS
 SELECT
     price_id, model, currency, valid_from, valid_until, uncached_input_pico, cached_input_pico, output_pico,
     reasoning_pico, tenant_id, endpoint, lane, region, specificity
@@ -34,6 +30,6 @@ FROM (
         leadInFrame(toNullable(valid_from)) OVER
             (PARTITION BY model, tenant_id, endpoint, lane, region ORDER BY valid_from
              ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING) AS valid_until
-    FROM sluice.prices
+    FROM {views}prices
 )
 WHERE NOT withdrawn;

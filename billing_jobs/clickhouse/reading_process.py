@@ -10,20 +10,17 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from importlib.resources import files
 from pathlib import Path
 from threading import Lock
 
 import structlog
 
-from billing_jobs.clickhouse.access import OF_TENANTS, TABLES_DATABASE, Layout, Limits, reach_of
+from billing_jobs.clickhouse.access import OF_TENANTS, TABLES_DATABASE, Layout, Limits, reach_of, views_of_tenants
 from billing_jobs.clickhouse.asks import Answer, Ask
 from billing_jobs.clickhouse.channel import ChannelClosed, receive, send
 from billing_jobs.clickhouse.errors import ClickHouseFailed, Refused
 from billing_jobs.clickhouse.snapshots import Snapshots
 from billing_jobs.embedded import EMBEDDED_DATABASE
-from billing_jobs.invoices.views import invoice_views_of_tenants
-from billing_jobs.rollups.views import usage_views
 
 OPEN_S = 30.0
 """For a process to start and an engine to open a snapshot; a tenth of a second and one, on a machine with room."""
@@ -64,7 +61,10 @@ class ReadingProcess:
         self._server_memory_bytes = server_memory_bytes
         self._clock_s = clock_s
         self._on_kill = on_kill
-        self._views = {OF_TENANTS.views: _text(OF_TENANTS.views)}
+        # Of this program, as it was when billing started: the tables are of its schema.
+        self._views = {
+            OF_TENANTS.views: views_of_tenants(f"{TABLES_DATABASE}.", f"{EMBEDDED_DATABASE}.", "CREATE VIEW")
+        }
         self._gated = gated
         self._turn = Lock()
         self._running: Ask | None = None
@@ -175,12 +175,3 @@ class ReadingProcess:
 
     def close(self) -> None:
         self._end()
-
-
-def _text(name: str) -> str:
-    """Of this program, as it was when billing started: the tables are of its schema."""
-    of_tenants = (files("billing_jobs.clickhouse") / name).read_text()
-    tables, views = f"{TABLES_DATABASE}.", f"{EMBEDDED_DATABASE}."
-    return "\n".join((
-        of_tenants, usage_views(tables, views, "CREATE VIEW"), invoice_views_of_tenants(tables, views)
-    ))  # fmt: skip

@@ -74,7 +74,7 @@ def read_ask(
     """
     said = dict(address)
     statement = said.get("query", "")
-    text = _decoded(body, headers.get("content-encoding", ""), said)
+    text = _text(unpacked(body, headers.get("content-encoding", ""), said, MAX_STATEMENT_BYTES))
     if text:
         statement = f"{statement}\n{text}" if statement else text
     if "\0" in statement:
@@ -86,13 +86,22 @@ def read_ask(
         tenant,
         statement,
         _format_of(said.get("default_format") or headers.get("x-clickhouse-format") or DEFAULT_FORMAT),
-        {name.removeprefix("param_"): value for name, value in address if name.startswith("param_")},
+        parameters(address),
         {name: value for name, value in address if name in SETTINGS},
         int(version) if _VERSION.fullmatch(version := said.get("client_protocol_version", "")) else 0,
     )
+    return ask, read_wish(said, headers)
+
+
+def parameters(address: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """The values of `{name:Type}`."""
+    return {name.removeprefix("param_"): value for name, value in address if name.startswith("param_")}
+
+
+def read_wish(said: Mapping[str, str], headers: Mapping[str, str]) -> Wish:
     accepted = {each.split(";")[0].strip() for each in headers.get("accept-encoding", "").lower().split(",")}
     wants = _is_on(said, "enable_http_compression")
-    return ask, Wish(
+    return Wish(
         encoding=next((each for each in _ENCODINGS if wants and each in accepted), ""),
         native=_is_on(said, "compress"),
     )
@@ -109,45 +118,53 @@ def _format_of(name: str) -> str:
     return name
 
 
-def _decoded(body: bytes, encoding: str, said: Mapping[str, str]) -> str:
-    """Raises Refused."""
+def unpacked(body: bytes, encoding: str, said: Mapping[str, str], most: int) -> bytes:
+    """Raises Refused: also where that is more than `most`."""
     try:
-        plain = _decompressed(body, encoding.lower().strip())
+        plain = _decompressed(body, encoding.lower().strip(), most + 1)
         if _is_on(said, "decompress"):
-            plain = out_of_blocks(plain, MAX_STATEMENT_BYTES)
+            plain = out_of_blocks(plain, most)
     except (OSError, EOFError, ValueError, zlib.error, RuntimeError, zstd.ZstdError, lz4.block.LZ4BlockError) as error:
         raise Refused("CANNOT_DECOMPRESS", f"the body cannot be unpacked: {error}") from None
-    if len(plain) > MAX_STATEMENT_BYTES:
-        raise Refused("QUERY_IS_TOO_LARGE", f"the statement is longer than {MAX_STATEMENT_BYTES} bytes")
+    if len(plain) > most:
+        raise Refused("QUERY_IS_TOO_LARGE", f"the statement is longer than {most} bytes")
+    return plain
+
+
+def _text(plain: bytes) -> str:
+    """Raises Refused."""
     try:
         return plain.decode()
     except UnicodeDecodeError:
         raise Refused("SYNTAX_ERROR", "the statement is not UTF-8") from None
 
 
-def _decompressed(body: bytes, encoding: str) -> bytes:
-    """No more than a little above what is taken, whatever it would become. Raises Refused: also where its end is
-    missing, because the first half of a statement may be another one.
+def _decompressed(body: bytes, encoding: str, most: int) -> bytes:
+    """No more than `most`, whatever it would become. Raises Refused: also where its end is missing, because the first
+    half of a statement may be another one.
     """
-    most = MAX_STATEMENT_BYTES + 1
-    reader: Any
-    match encoding:
-        case "" | "identity":
-            return body
-        case "gzip" | "deflate":
-            reader = zlib.decompressobj(wbits=47)
-            plain = reader.decompress(body, most)
-        case "lz4":
-            reader = lz4.frame.LZ4FrameDecompressor()
-            plain = reader.decompress(body, max_length=most)
-        case "zstd":
-            reader = zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: MAX_WINDOW_LOG})
-            plain = reader.decompress(body, max_length=most)
-        case _:
-            raise Refused("UNKNOWN_COMPRESSION_METHOD", f"Unknown compression method: {encoding[:32]}")
-    if len(plain) < most and not reader.eof:
-        raise Refused("CANNOT_DECOMPRESS", f"the end of the {encoding} body is missing")
+    if encoding in ("", "identity"):
+        return body
+    plain = bytearray()
+    while body and len(plain) < most:  # each piece of an insert may be packed by itself
+        reader = _reader(encoding)
+        plain += reader.decompress(body, most - len(plain))
+        if len(plain) < most and not reader.eof:
+            raise Refused("CANNOT_DECOMPRESS", f"the end of the {encoding} body is missing")
+        body = reader.unused_data
     return bytes(plain)
+
+
+def _reader(encoding: str) -> Any:
+    """Raises Refused."""
+    match encoding:
+        case "gzip" | "deflate":
+            return zlib.decompressobj(wbits=47)
+        case "lz4":
+            return lz4.frame.LZ4FrameDecompressor()
+        case "zstd":
+            return zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: MAX_WINDOW_LOG})
+    raise Refused("UNKNOWN_COMPRESSION_METHOD", f"Unknown compression method: {encoding[:32]}")
 
 
 def compressed(body: bytes, encoding: str) -> bytes:

@@ -138,20 +138,7 @@ class _Statements:
             return Response("Ok.\n", media_type="text/html; charset=UTF-8")
         asked, wish = read_ask(tenant, request.query_params.multi_items(), request.headers, body)
         answer = await self._asked(request, tenant, asked)
-        content, headers = await run_in_threadpool(_packed, answer, wish)
-        told = orjson.dumps(summary(answer.read_rows, answer.read_bytes, answer.body, answer.elapsed_ns)).decode()
-        return _InParts(
-            content,
-            headers={
-                "Content-Type": content_type(answer.format),
-                "X-ClickHouse-Format": answer.format,
-                "X-ClickHouse-Query-Id": query_id,
-                "X-ClickHouse-Server-Display-Name": SERVER_NAME,
-                "X-ClickHouse-Summary": told,
-                "X-ClickHouse-Timezone": self._timezone,
-                **headers,
-            },
-        )
+        return await run_in_threadpool(response_of, answer, wish, query_id, self._timezone)
 
     async def _asked(self, request: Request, tenant: str, asked: Ask) -> Answer:
         """Who has gone has no statement: it does not hold up the tenant's next one. Raises ClientDisconnect."""
@@ -175,7 +162,7 @@ class _Statements:
 
     def _refuse(self, failed: ClickHouseFailed, query_id: str) -> Response:
         self._metrics.analysts_statements.labels(failed.name).inc()
-        return _error(failed, query_id)
+        return error_response(failed, query_id)
 
 
 class _InParts(Response):
@@ -203,14 +190,24 @@ async def _body(request: Request) -> bytes:
     return bytes(read)
 
 
-def _packed(answer: Answer, wish: Wish) -> tuple[bytes, dict[str, str]]:
+def response_of(answer: Answer, wish: Wish, query_id: str, timezone: str) -> Response:
     content = in_blocks(answer.body) if wish.native else answer.body
-    if not wish.encoding:
-        return content, {}
-    return compressed(content, wish.encoding), {"Content-Encoding": wish.encoding}
+    told = orjson.dumps(summary(answer.read_rows, answer.read_bytes, answer.body, answer.elapsed_ns)).decode()
+    return _InParts(
+        compressed(content, wish.encoding),
+        headers={
+            "Content-Type": content_type(answer.format),
+            "X-ClickHouse-Format": answer.format,
+            "X-ClickHouse-Query-Id": query_id,
+            "X-ClickHouse-Server-Display-Name": SERVER_NAME,
+            "X-ClickHouse-Summary": told,
+            "X-ClickHouse-Timezone": timezone,
+            **({"Content-Encoding": wish.encoding} if wish.encoding else {}),
+        },
+    )
 
 
-def _error(failed: ClickHouseFailed, query_id: str) -> Response:
+def error_response(failed: ClickHouseFailed, query_id: str) -> Response:
     headers: dict[str, Any] = {
         "Content-Type": "text/plain; charset=UTF-8",
         "X-ClickHouse-Exception-Code": str(failed.code),

@@ -22,7 +22,6 @@ from streams.directory import KeyScope, TenantDirectory
 from streams.keyring import Keyring
 from streams.settings import Settings
 
-RESULT_BYTES = 67_108_864
 OPERATORS_USER = "operator"
 _WAITING = 64
 _OF_TENANT = 16
@@ -58,7 +57,7 @@ def interface(
     """The application, and the reader that answers the operator; they end with the context."""
     billing = settings.billing
     memory_bytes = billing.reader_memory_mib * 1_048_576
-    limits = Limits(billing.query_timeout_s, memory_bytes * 3 // 4, RESULT_BYTES)
+    limits = Limits.within(billing.query_timeout_s, billing.reader_memory_mib)
     snapshots = Snapshots(
         database.connection(), settings.data_dir / "clickhouse", settings.data_dir / "clickhouse-snapshots"
     )

@@ -1,6 +1,6 @@
 -- Invoices and the ledger: for billing's own tables and for a tenant's analysts alike.
 -- `{tables}` and `{views}` are where the tables are and where these go; `{closings}` are the closings that count;
--- `{actor}` is the column of who did it, where that is shown.
+-- `{entry}` are the columns of an entry that are read; `{actor}` is the column of who did it, where that is shown.
 {create} {views}invoices AS
 SELECT
     JSONExtractString(document, 'invoice_id') AS invoice_id, tenant_id, month, number,
@@ -32,7 +32,7 @@ SELECT
     reason, {actor}recorded_at, entry_id IN (SELECT arrayJoin(entry_ids) FROM counting) AS is_invoiced
 FROM
 (
-    SELECT * FROM {tables}ledger_entries
+    SELECT {entry} FROM {tables}ledger_entries
     WHERE closing_id = '' OR closing_id IN (SELECT closing_id FROM counting)
     ORDER BY recorded_at LIMIT 1 BY entry_id
 );

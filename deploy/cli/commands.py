@@ -23,6 +23,7 @@ from deploy.cli import (
     prices,
     questions,
     reconciliation,
+    server_statements,
     trace,
     usage,
 )
@@ -40,7 +41,7 @@ from streams.settings import SettingsError
 
 COMMANDS = (
     lifecycle, overview, questions, batch, trace, keys, cluster, backup, billing, prices, budgets, usage, invoices,
-    reconciliation, forget, alerts,
+    reconciliation, server_statements, forget, alerts,
 )  # fmt: skip
 """Importing them registers their commands, in the order of `sluice --help`."""
 

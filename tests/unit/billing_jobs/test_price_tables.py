@@ -17,7 +17,8 @@ from billing_jobs.gpu_costs import GpuPrice
 from billing_jobs.metrics import BillingMetrics
 from billing_jobs.price_topic import LostPrices, PriceTeller
 from billing_jobs.pricing import PriceBook, PriceRow, PriceScope, charge, cost_of, price_row, withdrawal
-from billing_jobs.store import SCHEMA_VERSION, ClickHouseStore, Database, SchemaTooNew
+from billing_jobs.schema_steps import SCHEMA_VERSION
+from billing_jobs.store import ClickHouseStore, Database, SchemaTooNew
 from schemas.base import Scope
 from schemas.usage import ComputeRecord, UsageEvent
 from streams.log.memory import MemoryLog

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from billing_jobs import rows
-from billing_jobs.store import SCHEMA_VERSION, ClickHouseStore, Database, SchemaTooNew
+from billing_jobs.schema_steps import SCHEMA_VERSION
+from billing_jobs.store import ClickHouseStore, Database, SchemaTooNew
 from tests.unit.billing_jobs.test_store import execute, query, usage_batch
 
 

@@ -1,6 +1,5 @@
 """A billing process's tables with usage of two tenants, and ClickHouse's interface over them."""
 
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -11,7 +10,6 @@ from typing import Self
 import httpx
 from prometheus_client import CollectorRegistry
 
-from billing_jobs.__main__ import Server
 from billing_jobs.clickhouse.wiring import interface
 from billing_jobs.gpu_costs import GpuPrice
 from billing_jobs.invoices.desk import CloseAsked, EntryAsked, InvoiceDesk
@@ -29,6 +27,7 @@ from streams.directory import KeyScope, Role, Tenant
 from streams.keyring import Keyring
 from streams.settings import Settings
 from streams.toml_directory import TomlTenantDirectory
+from tests.clickhouse_server import serving
 from tests.unit.billing_jobs.events import compute_record, delivered_count, usage_event
 from tests.unit.billing_jobs.test_store import BOOK, MODEL, batch_of
 
@@ -105,19 +104,11 @@ def served(world: World) -> Iterator[str]:
     directory = TomlTenantDirectory(world.tenants)
     metrics = BillingMetrics(CollectorRegistry())
     operators = Keyring((OPERATORS.encode(),))
-    with interface(world.settings, world.database, directory, operators, metrics) as (app, _):
-        server = Server(ServerConfig(app, "127.0.0.1", 0, metrics))
-        thread = threading.Thread(target=server.run)
-        thread.start()
-        until_s = time.monotonic() + 30
-        while not server.started:
-            assert time.monotonic() < until_s
-            time.sleep(0.01)
-        try:
-            yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            thread.join()
+    with (
+        interface(world.settings, world.database, directory, operators, metrics) as (app, _),
+        serving(ServerConfig(app, "127.0.0.1", 0, metrics)) as address,
+    ):
+        yield f"http://{address}"
 
 
 class Analyst:

@@ -433,6 +433,13 @@ def test_a_table_is_described_however_its_name_is_quoted(acme: Analyst) -> None:
         acme.refusal(f"DESCRIBE {name}")
 
 
+def test_a_statement_that_was_packed_in_pieces_is_read_whole(acme: Analyst) -> None:
+    """Its first piece is one too."""
+    for encoding, pack in (("gzip", gzip.compress), ("lz4", lz4.frame.compress), ("zstd", zstd.compress)):
+        pieces = pack(b"SELECT number FROM numbers(10) ") + pack(b"WHERE number = 5")
+        assert acme.http.post("/", headers={"Content-Encoding": encoding}, content=pieces).text == "5\n", encoding
+
+
 def test_half_a_packed_statement_is_none(acme: Analyst) -> None:
     """Its first half is one too: `SELECT 1`, and then `WHERE …`."""
     for encoding, pack in (("gzip", gzip.compress), ("lz4", lz4.frame.compress), ("zstd", zstd.compress)):
