@@ -16,14 +16,23 @@ from threading import Lock
 
 import structlog
 
-from billing_jobs.clickhouse.access import OF_TENANTS, TABLES_DATABASE, Layout, Limits, reach_of
+from billing_jobs.clickhouse.access import (
+    HOURS_DATABASE,
+    HOURS_TABLE,
+    OF_TENANTS,
+    OF_THE_OPERATOR,
+    TABLES_DATABASE,
+    Layout,
+    Limits,
+    reach_of,
+)
 from billing_jobs.clickhouse.asks import Answer, Ask
 from billing_jobs.clickhouse.channel import ChannelClosed, receive, send
 from billing_jobs.clickhouse.errors import ClickHouseFailed, Refused
 from billing_jobs.clickhouse.snapshots import Snapshots
 from billing_jobs.embedded import EMBEDDED_DATABASE
 from billing_jobs.invoices.views import invoice_views_of_tenants
-from billing_jobs.rollups.views import usage_views
+from billing_jobs.rollups.views import HOURS, usage_views
 
 OPEN_S = 30.0
 """For a process to start and an engine to open a snapshot; a tenth of a second and one, on a machine with room."""
@@ -64,7 +73,7 @@ class ReadingProcess:
         self._server_memory_bytes = server_memory_bytes
         self._clock_s = clock_s
         self._on_kill = on_kill
-        self._views = {OF_TENANTS.views: _text(OF_TENANTS.views)}
+        self._views = {OF_TENANTS.views: _of_tenants(), OF_THE_OPERATOR.views: _of_the_operator()}
         self._gated = gated
         self._turn = Lock()
         self._running: Ask | None = None
@@ -177,10 +186,28 @@ class ReadingProcess:
         self._end()
 
 
-def _text(name: str) -> str:
-    """Of this program, as it was when billing started: the tables are of its schema."""
-    of_tenants = (files("billing_jobs.clickhouse") / name).read_text()
+# Of this program, as it was when billing started: the tables are of its schema.
+
+
+def _of_tenants() -> str:
     tables, views = f"{TABLES_DATABASE}.", f"{EMBEDDED_DATABASE}."
     return "\n".join((
-        of_tenants, usage_views(tables, views, "CREATE VIEW"), invoice_views_of_tenants(tables, views)
+        f"CREATE DATABASE {EMBEDDED_DATABASE} ENGINE = Memory;",
+        (files("billing_jobs.clickhouse") / "readers.sql").read_text(),
+        _over_hours(tables, views),
+        invoice_views_of_tenants(tables, views),
+    ))  # fmt: skip
+
+
+def _of_the_operator() -> str:
+    return _over_hours(f"{EMBEDDED_DATABASE}.", f"{EMBEDDED_DATABASE}.")
+
+
+def _over_hours(tables: str, views: str) -> str:
+    return "\n".join((
+        f"CREATE DATABASE {HOURS_DATABASE} ENGINE = Memory;",
+        f"CREATE TABLE {HOURS_TABLE} (hour DateTime('UTC'), generation UInt64, is_open Bool, kept UInt64)"
+        " ENGINE = Memory;",
+        f"INSERT INTO {HOURS_TABLE} {HOURS.format(tables=tables)};",
+        usage_views(tables, views, "CREATE VIEW", HOURS_TABLE),
     ))  # fmt: skip
