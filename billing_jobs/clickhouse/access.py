@@ -16,7 +16,7 @@ from billing_jobs.clickhouse.gate import Rules
 from billing_jobs.clickhouse.list_functions import FILE as FUNCTIONS_FILE
 from billing_jobs.embedded import EMBEDDED_DATABASE
 from billing_jobs.invoices.views import CLOSING_OF_TENANTS, ENTRY_OF_TENANTS, invoice_views_of_tenants
-from billing_jobs.rollups.views import DIMENSIONS, FIGURES, usage_views
+from billing_jobs.rollups.views import DIMENSIONS, FIGURES, HOURS_LOOKED_UP, usage_views
 
 TENANT_SETTING = "log_comment"
 SERVER_NAME = "Sluice"
@@ -25,6 +25,11 @@ OPERATOR = "*"
 """In the place of a tenant: all of them. No tenant is called so."""
 TABLES_DATABASE = "tables"
 """Where the tables are whose views analysts of a tenant see."""
+HOURS_DATABASE = "hours"
+HOURS_TABLE = f"{HOURS_DATABASE}.summed"
+"""What a reader has looked up once of its snapshot, in memory: which hours may be read from their sums, of nobody's."""
+_VIEWS_OVER_HOURS = ("usage_by_hour", "usage_by_day", "usage_by_month", "usage_live")
+"""Those of `rollups/views.sql`. Every reader makes them anew, over that table."""
 
 _OF_TENANTS = {
     # First: what its rows name must be in the copies of the tables below.
@@ -127,6 +132,14 @@ _FORMATS = frozenset(
     """.split()  # noqa: SIM905 - a page of names
 )
 """None that reads a schema or a template, is another protocol, or tells how much the engine has looked at."""
+_SPEED = (
+    # A row never moves to another partition, so rows of two of them are never one.
+    "<do_not_merge_across_partitions_select_final>1</do_not_merge_across_partitions_select_final>"
+    # What is compiled is lost with the snapshot, and takes five times as long as a month of a tenant's.
+    "<compile_expressions>0</compile_expressions>"
+    "<compile_aggregate_expressions>0</compile_aggregate_expressions>"
+    "<compile_sort_description>0</compile_sort_description>"
+)
 _TABLE_FUNCTIONS = frozenset(
     {"generate_series", "generateseries", "null", "numbers", "numbers_mt", "values", "view", "zeros", "zeros_mt"}
 )
@@ -135,10 +148,13 @@ _TABLE_FUNCTIONS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Which tables a snapshot has, none: all of the database with its views; and in which database they are."""
+    """Which tables a snapshot has, none: all of the database with its views, but those `left_out`; and in which
+    database they are.
+    """
 
     database: str
     tables: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,15 +177,15 @@ def rows_of(tenant: str) -> dict[str, str]:
     return {table: rows.format(tenant=tenant) for table, rows in _OF_TENANTS.items()}
 
 
-def views_of_tenants(tables: str, views: str, create: str) -> str:
+def views_of_tenants(tables: str, views: str, create: str, hours: str = HOURS_LOOKED_UP) -> str:
     """The statements that make them. `tables` and `views` are prefixes: a database with its dot. Where a database is in
-    memory nothing can be replaced, and `create` is `CREATE VIEW`.
+    memory nothing can be replaced, and `create` is `CREATE VIEW`. `hours` as in `usage_views`.
     """
     own = (files("billing_jobs.clickhouse") / "readers.sql").read_text().format(
         create=create, tables=tables, views=views,
         **{table: ", ".join(columns) for table, columns in COLUMNS_OF_TENANTS.items()},
     )  # fmt: skip
-    return "\n".join((own, usage_views(tables, views, create), invoice_views_of_tenants(tables, views, create)))
+    return "\n".join((own, usage_views(tables, views, create, hours), invoice_views_of_tenants(tables, views, create)))
 
 
 def bounds(limits: Limits) -> dict[str, float]:
@@ -203,15 +219,18 @@ class Reach:
     tables: tuple[str, ...]
     policies: dict[str, str]
     hidden_databases: tuple[str, ...]
-    views: str = ""
-    """What the statements are called that a fresh reader runs."""
+    views: str
+    """The name of the statements that a fresh reader runs."""
 
 
 OF_TENANTS = Reach(
     Layout(TABLES_DATABASE, tuple(_OF_TENANTS)), _VIEWS_OF_TENANTS, rows_of(f"getSetting('{TENANT_SETTING}')"),
-    (TABLES_DATABASE, "default"), "readers.sql",
+    (TABLES_DATABASE, HOURS_DATABASE, "default"), "of tenants",
 )  # fmt: skip
-OF_THE_OPERATOR = Reach(Layout(EMBEDDED_DATABASE), _TABLES_OF_THE_OPERATOR, {}, ("default",))
+OF_THE_OPERATOR = Reach(
+    Layout(EMBEDDED_DATABASE, left_out=_VIEWS_OVER_HOURS), _TABLES_OF_THE_OPERATOR, {}, (HOURS_DATABASE, "default"),
+    "of the operator",
+)  # fmt: skip
 
 
 def reach_of(tenant: str) -> Reach:
@@ -250,8 +269,9 @@ def users(reach: Reach, limits: Limits) -> str:
         *(f"GRANT SELECT ON {TABLES_DATABASE}.{table}" for table in reach.policies),
         *(f"GRANT SELECT ON system.{table}" for table in SYSTEM_TABLES),
         *(f"GRANT SELECT ON {schema}.*" for schema in SCHEMA_DATABASES),
-        # For the views that a fresh reader makes. Who asks is read-only.
+        # For the views that a fresh reader makes, and what they stand on. Who asks is read-only.
         "GRANT CREATE DATABASE, CREATE VIEW ON *.*",
+        f"GRANT SELECT, CREATE TABLE, INSERT ON {HOURS_TABLE}",
     ]
     hidden = ", ".join(f"'{name}'" for name in reach.hidden_databases)
     of_system = {
@@ -267,7 +287,7 @@ def users(reach: Reach, limits: Limits) -> str:
     )
     values = "".join(f"<{name}>{value}</{name}>" for name, value in {**bounded, **FIXED_SETTINGS}.items())
     return (
-        f"<clickhouse><profiles><default>{values}"
+        f"<clickhouse><profiles><default>{values}{_SPEED}"
         f"<constraints>{constraints}</constraints></default></profiles><quotas><default/></quotas>"
         "<users><default><password></password><networks><ip>::/0</ip></networks>"
         "<profile>default</profile><quota>default</quota>"

@@ -15,12 +15,23 @@ from threading import Lock
 
 import structlog
 
-from billing_jobs.clickhouse.access import OF_TENANTS, TABLES_DATABASE, Layout, Limits, reach_of, views_of_tenants
+from billing_jobs.clickhouse.access import (
+    HOURS_DATABASE,
+    HOURS_TABLE,
+    OF_TENANTS,
+    OF_THE_OPERATOR,
+    TABLES_DATABASE,
+    Layout,
+    Limits,
+    reach_of,
+    views_of_tenants,
+)
 from billing_jobs.clickhouse.asks import Answer, Ask
 from billing_jobs.clickhouse.channel import ChannelClosed, receive, send
 from billing_jobs.clickhouse.errors import ClickHouseFailed, Refused
 from billing_jobs.clickhouse.snapshots import Snapshots
 from billing_jobs.embedded import EMBEDDED_DATABASE
+from billing_jobs.rollups.views import HOURS, usage_views
 
 OPEN_S = 30.0
 """For a process to start and an engine to open a snapshot; a tenth of a second and one, on a machine with room."""
@@ -61,10 +72,7 @@ class ReadingProcess:
         self._server_memory_bytes = server_memory_bytes
         self._clock_s = clock_s
         self._on_kill = on_kill
-        # Of this program, as it was when billing started: the tables are of its schema.
-        self._views = {
-            OF_TENANTS.views: views_of_tenants(f"{TABLES_DATABASE}.", f"{EMBEDDED_DATABASE}.", "CREATE VIEW")
-        }
+        self._views = {OF_TENANTS.views: _of_tenants(), OF_THE_OPERATOR.views: _of_the_operator()}
         self._gated = gated
         self._turn = Lock()
         self._running: Ask | None = None
@@ -175,3 +183,29 @@ class ReadingProcess:
 
     def close(self) -> None:
         self._end()
+
+
+# Of this program, as it was when billing started: the tables are of its schema.
+
+
+def _of_tenants() -> str:
+    tables, views = f"{TABLES_DATABASE}.", f"{EMBEDDED_DATABASE}."
+    return "\n".join((
+        f"CREATE DATABASE {EMBEDDED_DATABASE} ENGINE = Memory;",
+        _hours(tables),
+        views_of_tenants(tables, views, "CREATE VIEW", HOURS_TABLE),
+    ))  # fmt: skip
+
+
+def _of_the_operator() -> str:
+    tables = f"{EMBEDDED_DATABASE}."
+    return "\n".join((_hours(tables), usage_views(tables, tables, "CREATE VIEW", HOURS_TABLE)))
+
+
+def _hours(tables: str) -> str:
+    return "\n".join((
+        f"CREATE DATABASE {HOURS_DATABASE} ENGINE = Memory;",
+        f"CREATE TABLE {HOURS_TABLE} (hour DateTime('UTC'), generation UInt64, is_open Bool, kept UInt64)"
+        " ENGINE = Memory;",
+        f"INSERT INTO {HOURS_TABLE} {HOURS.format(tables=tables)};",
+    ))  # fmt: skip

@@ -78,7 +78,7 @@ class Snapshots:
         copies = made / _store_of(statement)
         copies.mkdir(parents=True)
         for definition in definitions.glob("*.sql"):
-            if layout.tables and definition.stem not in tables:
+            if definition.stem in layout.left_out or (layout.tables and definition.stem not in tables):
                 continue
             text = definition.read_text()
             (copies / definition.name).write_text(text)

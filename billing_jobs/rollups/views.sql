@@ -6,33 +6,16 @@
 -- sums that were kept of those, so a group may have two rows then. All of a statement sees one moment of `usage_hours`,
 -- and it matters not whether the events are of a moment before or after it.
 {create} {views}usage_by_hour AS
-WITH hours AS (
-    SELECT hour, max(generation) AS generation, max(written > rolled) AS is_open, max(kept) AS kept
-    FROM (
-        SELECT
-            hour, writer,
-            maxIf(step, kind = 'written') AS written,
-            maxIf(step, kind = 'rolled') AS rolled,
-            maxIf(version, kind = 'rolled') AS generation,
-            maxIf(version, kind = 'kept') AS kept
-        FROM {tables}usage_hours
-        WHERE tenant_id = ''
-        GROUP BY hour, writer
-    )
-    GROUP BY hour
-)
 SELECT {dimensions}, hour, {figures}
 FROM {tables}usage_hours
-WHERE kind = 'figures' AND (hour, version) IN (SELECT hour, generation FROM hours WHERE NOT is_open)
+WHERE tenant_id != '' AND (hour, version, kind = 'kept') IN (
+    SELECT hour, if(is_open, kept, generation), is_open FROM {hours} WHERE NOT is_open OR kept > 0
+)
 UNION ALL
 SELECT {dimensions}, toStartOfHour(accepted_at) AS hour, {figures_of_events}
 FROM {tables}usage_events FINAL
-WHERE toStartOfHour(accepted_at) IN (SELECT hour FROM hours WHERE is_open)
-GROUP BY {dimensions}, hour
-UNION ALL
-SELECT {dimensions}, hour, {figures}
-FROM {tables}usage_hours
-WHERE kind = 'kept' AND tenant_id != '' AND (hour, version) IN (SELECT hour, kept FROM hours WHERE is_open AND kept > 0);
+WHERE toStartOfHour(accepted_at) IN (SELECT hour FROM {hours} WHERE is_open)
+GROUP BY {dimensions}, hour;
 
 {create} {views}usage_by_day AS
 SELECT {dimensions}, toDate(hour) AS day, {sums}

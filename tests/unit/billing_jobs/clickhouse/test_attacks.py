@@ -72,6 +72,9 @@ SELECT * FROM usage_events
 SELECT * FROM tables.compute_records
 SELECT * FROM tables.usage_hours
 SELECT * FROM usage_hours
+SELECT * FROM hours.summed
+SELECT 1 IN hours.summed
+DESCRIBE hours.summed
 SELECT * FROM compute_records
 SELECT * FROM gpu_costs
 SELECT * FROM gpu_prices
@@ -282,6 +285,13 @@ def test_a_format_of_the_address_is_looked_at_as_one_of_a_statement(acme: Analys
         assert "progress" not in told.text
 
 
+def test_what_was_let_through_is_looked_at_again_with_other_parameters(acme: Analyst) -> None:
+    statement = "SELECT DISTINCT tenant_id FROM {t:Identifier}"
+    for _ in range(2):
+        assert acme.rows(statement, param_t="usage") == [["acme"]]
+        assert acme.refusal(statement, param_t="tables.usage_events")[1] == 60
+
+
 def test_other_databases_are_asked_in_by_nobody(acme: Analyst) -> None:
     for database in ("system", "tables", "information_schema", "nothing"):
         assert acme.refusal("SELECT 1", database=database)[1] == 81
@@ -330,7 +340,9 @@ def test_metadata_tells_of_no_hidden_table_and_of_nobodys_rows(acme: Analyst) ->
         == []
     )
     assert acme.rows("SELECT name FROM system.tables WHERE database = 'tables'") == []
-    assert acme.rows("SELECT name FROM system.columns WHERE database = 'tables'") == []
+    assert acme.rows("SELECT name FROM system.columns WHERE database IN ('tables', 'hours')") == []
+    assert acme.rows("SELECT name FROM system.tables WHERE database = 'hours'") == []
+    assert ["hours"] not in acme.rows("SHOW DATABASES")
     assert acme.rows("SELECT table_name FROM information_schema.tables WHERE table_schema = 'tables'") == []
     assert ["tables"] not in acme.rows("SHOW DATABASES")
     assert {row[0] for row in acme.rows("SHOW TABLES")} == set(OF_TENANTS.tables)
@@ -404,6 +416,25 @@ def ungated(world: World) -> Iterator[ReadingProcess]:
 def test_behind_the_gate_the_engine_itself_shows_nobody_else(ungated: ReadingProcess, statement: str) -> None:
     with suppress(ClickHouseFailed):
         assert ungated.ask(Ask("acme", statement)).body in (b"acme\n", b"")
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "INSERT INTO hours.summed SELECT * REPLACE (NOT is_open AS is_open) FROM hours.summed",
+        "TRUNCATE TABLE hours.summed",
+        "DROP TABLE hours.summed",
+        "CREATE TABLE hours.others (a Int8) ENGINE = Memory",
+    ],
+)
+def test_behind_the_gate_nobody_decides_which_hours_are_summed(ungated: ReadingProcess, statement: str) -> None:
+    """It is made by a fresh reader, and asked over by all."""
+    hours = "SELECT * FROM hours.summed ORDER BY ALL"
+    before = ungated.ask(Ask("acme", hours)).body
+    assert before
+    with pytest.raises(ClickHouseFailed):
+        ungated.ask(Ask("acme", statement))
+    assert ungated.ask(Ask("acme", hours)).body == before
 
 
 @pytest.mark.skipif(version_of_kernel() < 1, reason="this kernel has no Landlock")

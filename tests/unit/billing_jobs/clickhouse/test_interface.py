@@ -84,6 +84,7 @@ def test_sums_of_hours_are_a_tenants_own_whether_they_are_summed_or_not(
         threading.Event().wait(0.05)
     assert acme.rows(by_tenant) == [["acme", str(ROWS["acme"])]]
     assert acme.rows("SELECT is_estimate FROM usage_live") == []
+    assert ["hours"] not in operator.rows("SHOW DATABASES")
 
 
 def test_what_is_inserted_is_seen_soon(world: World, operator: Analyst) -> None:
