@@ -201,7 +201,8 @@ def _run(settings: Settings) -> int:
         metrics = BillingMetrics()
         topic = settings.topics.prices.name
         lost = LostPrices(lambda: KafkaConsumer(settings.kafka, None, "billing-prices"), topic)
-        lost.wait_to_take_back(store)
+        if first_prices(settings.models, store.prices()):
+            lost.wait_to_take_back(store)
         append_first_prices(store, settings, metrics)
         store.cut_forgotten()
         teller = PriceTeller(KafkaProducer(settings.kafka, "billing-prices"), topic)

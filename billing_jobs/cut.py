@@ -267,13 +267,15 @@ class CutPlanner:
         state.size_bytes += len(record.value or b"")
         state.next_offset = record.offset + 1
 
-    def seen_end(self, source: TopicPartition, end_offset: int) -> None:
-        """A log that ends before what was read, or cut, of it makes its partition doubtful."""
+    def seen(self, source: TopicPartition, low_offset: int, end_offset: int) -> None:
+        """A log that ends before what was read, or cut, of it makes its partition doubtful, and so does one that begins
+        behind it: what lies between can be read no more.
+        """
         state = self._partitions.get(source)
         if state is None:
             return
         known_end = state.next_offset if state.recovering is None else state.recovering.last + 1
-        if end_offset < known_end:
+        if end_offset < known_end or low_offset > state.next_offset:
             state.is_doubtful = True
 
     def doubtful(self) -> list[TopicPartition]:

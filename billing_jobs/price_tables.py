@@ -9,7 +9,7 @@ import orjson
 
 from billing_jobs.gpu_costs import GpuPrice
 from billing_jobs.pricing import PriceRow, PriceScope, TokenCounts
-from billing_jobs.rows import INSERT_SETTINGS, NAME, TEXT, TIME, TableRows, insert_once
+from billing_jobs.rows import INSERT_SETTINGS, NAME, TEXT, TIME, TableRows, always, insert_once
 
 _PRICE_COLUMNS = (
     ("model", NAME), ("currency", NAME), ("valid_from", TIME), ("uncached_input_pico", "Int64"),
@@ -75,13 +75,13 @@ class MadeChange:
 
 
 def insert_prices(client: Any, rows: Sequence[PriceRow]) -> None:
-    """Of no change, and always."""
-    _insert(client, _prices_of(rows, (0, "", "")), {})
+    """Of no change, and always: also where they are, word for word, those of an insert that died."""
+    _insert(client, _prices_of(rows, (0, "", "")), always())
 
 
 def insert_gpu_prices(client: Any, rows: Sequence[GpuPrice]) -> None:
     """As `insert_prices`."""
-    _insert(client, _gpu_prices_of(rows, (0, "", "")), {})
+    _insert(client, _gpu_prices_of(rows, (0, "", "")), always())
 
 
 def insert_change(client: Any, change: MadeChange) -> bool:

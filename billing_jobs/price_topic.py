@@ -70,7 +70,7 @@ class LostPrices:
         self._are_back = False
 
     def take_back(self, store: ClickHouseStore) -> None:
-        """Once. Before a model is taken for one that has no price yet. Raises LogError, StoreError."""
+        """Once. Raises LogError, StoreError."""
         if self._are_back:
             return
         told = PriceList()
@@ -83,10 +83,10 @@ class LostPrices:
         self._are_back = True
 
     def wait_to_take_back(self, store: ClickHouseStore) -> None:
-        """Of tables that have no price at all, as new ones have none: nothing can be charged by them before the log
-        answers. Raises StoreError, and LogError where waiting does not help.
+        """For who is about to give a model that has no price its first: it may have had one. Raises StoreError, and
+        LogError where waiting does not help.
         """
-        while not store.prices():
+        while True:
             try:
                 self.take_back(store)
             except LogError as error:

@@ -25,6 +25,11 @@ INSERT_SETTINGS = {
 }
 
 
+def always() -> dict[str, Any]:
+    """Settings of an insert that is never taken for an earlier one. (Without a token engines go by the rows alone.)"""
+    return {"insert_deduplication_token": str(uuid4())}
+
+
 def insert_once(insert: Callable[[dict[str, Any]], None], token: str, is_missing: Callable[[], bool]) -> None:
     """`insert` is given settings: first `token`, under which the engine counts rows once.
 

@@ -425,7 +425,7 @@ class Sink:
 
     def _partition_progress(self, partition: TopicPartition) -> PartitionProgress:
         low_offset, end_offset = self._consumer.watermarks(partition)
-        self._planner.seen_end(partition, end_offset)
+        self._planner.seen(partition, low_offset, end_offset)
         if not self._planner.owns(partition):
             try:
                 stored = self._store.stored_position(partition.topic, partition.partition)

@@ -42,7 +42,7 @@ from billing_jobs.replication import EnginesDiffer, check_engines, replicated
 from billing_jobs.repricing import reprice
 from billing_jobs.rollups.hours import OpenHours, hours_of
 from billing_jobs.rollups.tables import store_marks
-from billing_jobs.rows import INSERT_SETTINGS, NAME, TEXT, TableRows, insert_once, tables_of
+from billing_jobs.rows import INSERT_SETTINGS, NAME, TEXT, TableRows, always, insert_once, tables_of
 from billing_jobs.schema_steps import MIGRATIONS, SCHEMA_VERSION, schema_statements
 from streams.clocks import monotonic_ms
 from streams.settings import BillingSettings, Settings
@@ -365,7 +365,7 @@ class ClickHouseStore:
         ]
         names, types, values = zip(*columns, strict=True)
         with self._connection.writing() as client:
-            _insert(client, TableRows("billing_decisions", "topic", names, types, list(values)), {})
+            _insert(client, TableRows("billing_decisions", "topic", names, types, list(values)), always())
 
     def check_schema(self) -> None:
         """Raises SchemaTooNew once a newer program has changed the tables: it may know prices that are for some alone
@@ -397,9 +397,9 @@ class ClickHouseStore:
     def reprice(self, max_rows: int) -> int:
         """As `repricing.reprice` says."""
         with self._connection.writing() as client:
-            self._forgetting.look(client)
             rows = reprice(client, max_rows, lambda hours_ms: self._open_hours(client, hours_ms))
-            if self._forgetting.look(client):
+            if rows:
+                # They are copies, perhaps of what is being rewritten at this moment.
                 self._forgetting.cut_stored(client)
             return rows
 

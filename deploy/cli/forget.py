@@ -1,6 +1,5 @@
 """`sluice billing forget`: usage no longer names an end user, or any of a tenant's."""
 
-import getpass
 import json
 from datetime import UTC, datetime
 from typing import Annotated
@@ -9,7 +8,7 @@ import typer
 from rich.markup import escape
 
 from billing_jobs.forget_desk import LONGEST_S
-from deploy.cli.app import CommandError, DataOption, JsonOption, err, out, running, settings_of
+from deploy.cli.app import CommandError, DataOption, JsonOption, err, out, running, settings_of, who_asks
 from deploy.cli.billing import YesOption, billing
 from deploy.cli.questions import ask_billing
 from deploy.paths import DEFAULT_DATA
@@ -49,7 +48,7 @@ def forget(
     if not yes:
         whom = "all end users" if everyone else "this end user"
         typer.confirm(f"Usage of {tenant} will not name {whom} any more. Go on?", abort=True)
-    body = {"tenant_id": tenant, "pseudonyms": found, "actor": getpass.getuser()}
+    body = {"tenant_id": tenant, "pseudonyms": found, "actor": who_asks()}
     answer = ask_billing(settings, "POST", "/internal/forgotten", body, 2 * LONGEST_S)
     kept_ms = settings.topics.usage.retention_ms or 0
     gone_ms = answer["before_ms"] + LONGEST_RESPONSE_MS + WORK_RETENTION_MS + kept_ms

@@ -40,7 +40,10 @@ class Asking:
         )  # fmt: skip
 
     @staticmethod
-    def finish(work: Work, now_ms: int) -> FinishClaim:
+    def finish(work: Work, now_ms: int) -> FinishClaim | ReleaseClaim:
+        """What was forgotten is only given back: who takes it over reads in the log whether it has ended."""
+        if work.was_forgotten:
+            return Asking.release(work)
         return FinishClaim(work.response_id, _keep_ms(work, now_ms), work.move)
 
     @staticmethod

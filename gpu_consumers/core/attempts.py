@@ -254,6 +254,7 @@ class Attempts:
         ):
             if is_first:
                 work.reads_from = claim.generated_end
+            work.was_forgotten |= claim.state == "fresh" and not is_first
             work.has_begun(claim)
             work.claimed_as, work.is_counted, work.lacks_claim = work.attempt_id, True, False
             self._enter(work, now_ms)
@@ -396,6 +397,8 @@ class Attempts:
             self._take_over(work, now_ms)
 
     def _ask_again(self, work: Work, now_ms: int) -> None:
+        if work.claimed_as:
+            self._effects.append(self.asking.release(work))
         work.asks_anew()
         self._wait(work, "claim", now_ms + RETRY_MS)
 

@@ -31,6 +31,7 @@ class Keeping:
         if claim is None:
             work.may_keep = True
         elif claim.state == "fresh" or (claim.state == "expired" and claim.previous_attempt_id == attempt_id):
+            work.was_forgotten |= claim.state == "fresh"
             work.claimed_as, work.is_counted, work.lacks_claim = attempt_id, True, False
         else:
             # Another had it meanwhile, and its fence may stand before what is still to come of this attempt. Were the

@@ -73,6 +73,9 @@ class Work:
     """It has none, or the store may have lost it: while it runs, it is asked for."""
     may_keep: bool = True
     """It is not asked for already, nor another's."""
+    was_forgotten: bool = False
+    """The store had lost its claim before it was made anew: meanwhile another may have fenced, and nobody may believe
+    that it has ended for what this claim says."""
     is_known_free: bool = False
     """Since it waits here it was looked up, and nobody had it."""
     must_take_over: bool = False

@@ -193,6 +193,19 @@ def test_usage_that_gets_its_price_meanwhile_is_cut_too(database: Database, desk
     assert query(database, "SELECT charge_state, cost_pico > 0 FROM usage") == [("priced", 1)]
 
 
+def test_usage_that_gets_its_price_behind_a_rewriting_is_cut_too(database: Database, store: ClickHouseStore) -> None:
+    """Its copy is made of what was there before, and is no part of what the engine has set out to rewrite."""
+    store.insert(batch_of([used(1).encode()], 0, book=PriceBook([])), again=False)
+    with database.connection().client() as client:
+        record(client, [Forgot("acme", subject_of("acme", ANN), now_ms())], "ann")
+        assert store._forgetting.look(client), "so it is known to who prices it"
+    store.append_prices(PRICES)
+    assert store.reprice(10) == 1
+    with closing(ForgetDesk(database.connection())) as desk:
+        desk.wait()
+    assert {row[1] for row in named(database)} == {""}
+
+
 def test_tables_that_are_made_anew_of_the_log_name_nobody_who_was_forgotten(
     database: Database, engine_folder: Any, store: ClickHouseStore, desk: ForgetDesk
 ) -> None:

@@ -5,7 +5,7 @@ from unittest.mock import ANY
 import pytest
 
 from billing_jobs.cut import AnotherLog, CutUnreadable, RecordsLost
-from billing_jobs.sink import GROUP
+from billing_jobs.sink import GROUP, MAX_BACKOFF_MS
 from billing_jobs.store import OperatorsDecision, StoredPosition
 from streams.log.memory import Crashed
 from streams.log.port import TopicPartition
@@ -26,6 +26,22 @@ def test_a_log_that_changed_under_a_cut_ends_the_process() -> None:
         world.steps(world.member("b"))
     assert isinstance(lost.value, RecordsLost)
     assert lost.value.count == 2
+
+
+def test_a_log_that_lost_what_nobody_has_read_yet_is_not_gone_on_with() -> None:
+    """While ClickHouse was away: whoever decides about it must hear of it first."""
+    world = World(prices_away=True)
+    member = world.member()
+    put_usage(world, 0, 3)
+    world.steps(member)
+    put_usage(world, 4, 19)
+    world.log.delete_records(TopicPartition(TOPIC, 0), 16)
+    world.steps(member, each_ms=1_000)
+    world.prices_away = False
+    with pytest.raises(RecordsLost) as lost:
+        world.steps(member, each_ms=MAX_BACKOFF_MS)
+    assert lost.value.count == 12
+    assert world.stored_offsets() == [0, 1, 2, 3], "what was read before is stored"
 
 
 @pytest.mark.parametrize("lost", ["tables", "commit"])

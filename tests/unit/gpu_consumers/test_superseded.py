@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from gpu_consumers.core.claims import AskClaim
+from gpu_consumers.core.claims import AskClaim, ClaimTable
 from schemas.endings import EndingCode
 from schemas.generated import Fence
 from schemas.request import LANES
@@ -128,3 +128,36 @@ def test_what_another_has_overtaken_is_free_at_once_when_its_worker_is_told() ->
         fleet.run(100)
         assert fleet.workers["a"].aborted
         assert region.claims.claim("c/1", AskClaim(response_id, "att_c"), region.now_ms).state == "expired"
+
+
+def test_an_end_behind_anothers_fence_is_not_believed_where_the_store_has_lost_its_memory() -> None:
+    """So its worker's claim is as good as new, whoever has fenced meanwhile."""
+    fleet = Fleet("a")
+    region = fleet.region
+    response_id = begun(fleet, max_tokens=60)
+    with partition_elsewhere(fleet):
+        region.voids_are_late = region.claims_lost = True
+        overtake(fleet, response_id)
+        region.claims = ClaimTable(LEASE_MS)
+        fleet.run(3_000)
+        assert not fleet.workers["a"].core.unfinished_attempts, "all is said and acknowledged"
+        fleet.crash("a")
+        fleet.start("c")
+    fleet.settle()
+    check(region)
+    assert region.terminal(response_id) is EndingCode.COMPLETED
+
+
+def test_what_is_about_to_be_asked_for_again_is_free_meanwhile() -> None:
+    """Its worker may lose the partition before it asks, and holds no claim then for which others would wait."""
+    fleet = Fleet("a")
+    region = fleet.region
+    response_id = begun(fleet, max_tokens=600)
+    region.voids_are_late = region.claims_lost = True
+    overtake(fleet, response_id)
+    region.claims = ClaimTable(LEASE_MS)
+    fleet.run(1_500)
+    region.say_voids()
+    fleet.run(40)
+    assert fleet.workers["a"].aborted
+    assert region.claims.claim("c/1", AskClaim(response_id, "att_c"), region.now_ms).state == "expired"
