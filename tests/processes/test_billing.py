@@ -115,6 +115,7 @@ class Billing:
 @pytest.fixture
 def billing(kafka_settings: KafkaSettings, tmp_path: Path) -> Iterator[Billing]:
     billing = Billing(kafka_settings, tmp_path)
+    provision(kafka_settings, [billing.topics.prices])
     with billing.http:
         yield billing
 
