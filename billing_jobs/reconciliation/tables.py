@@ -147,7 +147,8 @@ class Tables:
 
     def hours_apart(self, hours: Collection[int]) -> list[tuple[Key, Figures, Figures]]:
         """Of these hours, in which requests were accepted: where what is told of an hour of a tenant is not the sum of
-        its events. Rows are requests. One statement, so both are of one moment.
+        its events, and of what was kept of those whose month was dropped. Rows are requests. One statement, so both are
+        of one moment.
         """
         found = []
         wanted = sorted(hours)
@@ -163,7 +164,12 @@ class Tables:
                 f" FROM usage_by_hour WHERE hour IN ({listed}) UNION ALL"
                 " SELECT tenant_id, toInt64(toUnixTimestamp(toStartOfHour(accepted_at))) * 1000 AS hour_ms, 0 AS told,"
                 f" toUInt64(choice = 0) AS requests, toUInt64({_TOKENS}) AS tokens, toInt128(cost_pico) AS cost"
-                f" FROM usage_events FINAL WHERE toStartOfHour(accepted_at) IN ({listed}))"
+                f" FROM usage_events FINAL WHERE toStartOfHour(accepted_at) IN ({listed}) UNION ALL"
+                " SELECT tenant_id, toInt64(toUnixTimestamp(hour)) * 1000 AS hour_ms, 0 AS told,"
+                f" toUInt64(requests) AS requests, toUInt64({_TOKENS}) AS tokens, toInt128(cost_pico) AS cost"
+                f" FROM usage_hours WHERE kind = 'kept' AND tenant_id != '' AND hour IN ({listed})"
+                " AND (hour, version) IN (SELECT hour, max(version) FROM usage_hours WHERE kind = 'kept'"
+                " AND tenant_id = '' GROUP BY hour))"
                 " GROUP BY tenant_id, hour_ms HAVING (events, tokens_0, cost_0) != (summed, tokens_1, cost_1)"
                 f" ORDER BY tenant_id, hour_ms LIMIT {self._page_rows}"
             )

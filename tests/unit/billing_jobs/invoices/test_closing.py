@@ -13,6 +13,8 @@ from billing_jobs.invoices.amounts import InvoiceRefused
 from billing_jobs.invoices.desk import REPEATED_MS, CloseAsked, DropAsked
 from billing_jobs.invoices.tables import InvoiceTables
 from billing_jobs.metrics import BillingMetrics
+from billing_jobs.reconciliation.tables import Tables
+from billing_jobs.reconciliation.wiring import asking
 from billing_jobs.rollups.roller import Roller
 from billing_jobs.rollups.tables import ROLLER_SETTINGS
 from billing_jobs.store import Database
@@ -160,6 +162,7 @@ def test_a_late_event_of_a_month_that_was_dropped_is_shown_beside_the_others(wor
     world.stored([event_in(NOVEMBER, 1), event_in(NOVEMBER, 2)])
     world.closed(NOVEMBER)
     asked = DropAsked(month="2025-11", actor="kim", reason="13 months")
+    hour_of_november = event_in(NOVEMBER, 1).accepted_at_ms // 3_600_000 * 3_600_000
     for late in range(3):
         world.summed()
         world.desk.drop_month(asked)
@@ -169,6 +172,8 @@ def test_a_late_event_of_a_month_that_was_dropped_is_shown_beside_the_others(wor
                 world.summed()
             [(*_, requests, cost_pico)] = by_hour(world)
             assert (requests, cost_pico) == (3 + late, (3 + late) * COST_PICO)
+            with closing(world.database.connection()) as connection:
+                assert Tables(asking(connection)).hours_apart({hour_of_november}) == [], "reconciliation finds it so"
         world.closed((DECEMBER, JANUARY, OCTOBER)[late])
 
 
