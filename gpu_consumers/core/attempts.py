@@ -39,8 +39,6 @@ class Attempts:
         self.deadlines = Deadlines()
         self.engine_ready = self.is_draining = False
 
-    # Begun and ended
-
     def admit(self, work: Work, now_ms: int) -> None:
         self._works.by_response[work.response_id] = work
         self.deadlines.add(work.response_id, work.request.deadline_ms)
@@ -235,7 +233,7 @@ class Attempts:
                 self._looked_up(work, look, claim, now_ms)
         elif work.phase is Phase.CLAIMING and work.attempt_id == attempt_id:
             self._begin(work, claim, now_ms)
-        elif work.phase is Phase.RUNNING and attempt_id in (work.attempt_id, work.claimed_as):
+        elif work.is_engaged_with and attempt_id in (work.attempt_id, work.claimed_as):
             self.keeping.asked(work, attempt_id, claim)
 
     def _begin(self, work: Work, claim: Claim | None, now_ms: int) -> None:
@@ -254,7 +252,6 @@ class Attempts:
         ):
             if is_first:
                 work.reads_from = claim.generated_end
-            work.was_forgotten |= claim.state == "fresh" and not is_first
             work.has_begun(claim)
             work.claimed_as, work.is_counted, work.lacks_claim = work.attempt_id, True, False
             self._enter(work, now_ms)

@@ -215,6 +215,11 @@ class Work:
         every = frozenset(range(self.request.choices))
         return every if self.accepted is None else every - self.accepted.ended
 
+    @property
+    def is_engaged_with(self) -> bool:
+        """It is in the engine, or was taken over and waits for a slot: nobody else is to begin it."""
+        return self.phase is Phase.RUNNING or (self.phase is Phase.QUEUED and self.plan == "generate")
+
     def asks_anew(self) -> None:
         """It has no claim, and the attempts of this worker stand before whatever comes of the next."""
         self.claimed_as, self.is_counted, self.lacks_claim, self.must_take_over = "", False, True, True
@@ -222,6 +227,7 @@ class Work:
     def has_begun(self, claim: Claim) -> None:
         """The claim counts how often it has entered an engine of this pool, its own entry too where that is counted."""
         self.losses = max(self.losses, self.lost_elsewhere + claim.begun - self.is_counted)
+        self.was_forgotten |= claim.state == "fresh" and self.plan != "claim"
 
     def forgive_losses(self, silent_attempts: int) -> None:
         """It has said something, and then so many attempts nothing."""

@@ -197,3 +197,27 @@ def test_a_release_names_what_it_releases() -> None:
     worker.core.hand_over(fleet.region.now_ms)
     [release] = [effect for effect in worker.core.effects() if isinstance(effect, ReleaseClaim)]
     assert (release.response_id, release.attempt_id) == (response_id, worker.submitted[0])
+
+
+def test_what_was_taken_over_and_waits_for_a_slot_is_claimed_again_too() -> None:
+    """Else whoever was overtaken, and has to answer for its record, takes it back and ends it."""
+    fleet = Fleet("a")
+    response_id = fleet.region.request(max_tokens=600, partition=1)
+    fleet.run_until_told(response_id, 3)
+    zombie = fleet.workers.pop("a")
+    zombie.lanes.drop()
+    for _ in range(4):
+        fleet.region.request(max_tokens=300, partition=0)
+    heir = fleet.start("b")
+    heir.late_rounds = 10_000
+    fleet.run(LEASE_MS + 2_000)
+    assert [fence.kind for fence in fleet.region.fences() if fence.response_id == response_id] == ["fresh", "takeover"]
+    assert len(heir.submitted) == 4, "the others have all slots"
+    fleet.region.claims, fleet.region.claims_lost = ClaimTable(LEASE_MS), True
+    fleet.run(1_500)
+    asked = AskClaim(response_id, "att_c", "take")
+    assert fleet.region.claims.claim("c/1", asked, fleet.region.now_ms).state == "leased"
+    heir.late_rounds = 0
+    fleet.settle()
+    check(fleet.region)
+    assert fleet.region.terminal(response_id) is EndingCode.COMPLETED
