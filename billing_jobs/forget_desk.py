@@ -17,14 +17,11 @@ from fastapi import FastAPI
 from pydantic import BaseModel, ConfigDict, Field
 
 from billing_jobs.forgotten import Forgetting, Forgot, record, subject_of, under_way
-from billing_jobs.readers import ReaderPool
+from billing_jobs.readers import LONGEST_S, ReaderPool, operators_desk
 from billing_jobs.store import Connection, StoreError
 from streams.clocks import now_ms
 from streams.directory import TenantId
 
-MAX_WAITING = 64
-LONGEST_S = 600.0
-"""To rewrite the table. What takes longer goes on."""
 LOOK_AGAIN_S = 0.1
 
 _ROWS = (
@@ -99,10 +96,7 @@ class ForgetDesk:
 
 def forget_desk(connection: Connection) -> ReaderPool[ForgetDesk]:
     """One call at a time. It closes the connection."""
-    return ReaderPool(
-        lambda: ForgetDesk(connection), "forget", threads=1, max_waiting=MAX_WAITING, max_of_tenant=MAX_WAITING,
-        wait_s=LONGEST_S, answer_s=2 * LONGEST_S,
-    )  # fmt: skip
+    return operators_desk(lambda: ForgetDesk(connection), "forget", answer_s=2 * LONGEST_S)
 
 
 def add_forget_routes(app: FastAPI, desk: ReaderPool[ForgetDesk]) -> None:

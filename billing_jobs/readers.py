@@ -20,6 +20,7 @@ R = TypeVar("R", bound=Closable)
 
 LONGEST_S = 600.0
 """For the operator, who is one person, where millions of events are counted."""
+MAX_AT_DESK = 64
 RETRY_AFTER_S = 2
 """Advice to who was turned away."""
 
@@ -118,3 +119,11 @@ class ReaderPool(Generic[R]):
         self._executor.shutdown(wait=True, cancel_futures=True)
         for reader in self._readers:
             reader.close()
+
+
+def operators_desk(open_desk: Callable[[], R], name: str, *, answer_s: float) -> ReaderPool[R]:
+    """For one person, one call at a time; it may take `answer_s`."""
+    return ReaderPool(
+        open_desk, name, threads=1, max_waiting=MAX_AT_DESK, max_of_tenant=MAX_AT_DESK, wait_s=LONGEST_S,
+        answer_s=answer_s,
+    )  # fmt: skip

@@ -25,7 +25,7 @@ from billing_jobs.price_changes import PriceRefused
 from billing_jobs.price_desk import PriceDesk, PricesApplied, PricesAsked
 from billing_jobs.pricing import PriceInexact, PriceRow
 from billing_jobs.queries import Reader, SqlResult
-from billing_jobs.readers import LONGEST_S, RETRY_AFTER_S, R, ReaderBusy, ReaderPool
+from billing_jobs.readers import LONGEST_S, RETRY_AFTER_S, R, ReaderBusy, ReaderPool, operators_desk
 from billing_jobs.shared_answers import SharedAnswers
 from billing_jobs.sink import Progress
 from billing_jobs.sql_guard import MAX_SQL_CHARS, SqlRefused
@@ -202,7 +202,9 @@ def price_desk(
     open_store: Callable[[], ClickHouseStore], tell: Callable[[list[PriceRow]], object]
 ) -> ReaderPool[PriceDesk]:
     """One change at a time. What it would have cost is summed over a month of all tenants' usage."""
-    return _pool(lambda: PriceDesk(open_store(), now_ms, tell), "prices", LONGEST_S, threads=1, max_of_tenant=_WAITING)
+    return operators_desk(
+        lambda: PriceDesk(open_store(), now_ms, tell), "prices", answer_s=LONGEST_S + _DEADLINE_SLACK_S
+    )
 
 
 def _pool(

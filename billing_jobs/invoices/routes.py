@@ -17,19 +17,15 @@ from billing_jobs.invoices.amounts import InvoiceRefused
 from billing_jobs.invoices.core import CountsDiffer
 from billing_jobs.invoices.desk import CloseAsked, DropAsked, EntryAsked, InvoiceDesk
 from billing_jobs.invoices.tables import InvoiceTables
-from billing_jobs.readers import LONGEST_S, ReaderPool
+from billing_jobs.readers import LONGEST_S, ReaderPool, operators_desk
 from streams.clocks import now_ms
 
-MAX_WAITING = 64
 CODES = {400: "invalid_value", 404: "not_found", 409: "invoice_refused"}
 
 
 def invoice_desk(tables: InvoiceTables, stored_through_ms: Callable[[], int]) -> ReaderPool[InvoiceDesk]:
     """One call at a time. It closes the tables."""
-    return ReaderPool(
-        lambda: InvoiceDesk(tables, stored_through_ms, now_ms), "invoices", threads=1, max_waiting=MAX_WAITING,
-        max_of_tenant=MAX_WAITING, wait_s=LONGEST_S, answer_s=LONGEST_S,
-    )  # fmt: skip
+    return operators_desk(lambda: InvoiceDesk(tables, stored_through_ms, now_ms), "invoices", answer_s=LONGEST_S)
 
 
 def add_invoice_routes(app: FastAPI, desk: ReaderPool[InvoiceDesk]) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from billing_jobs.forget_desk import LONGEST_S
+from billing_jobs.readers import LONGEST_S
 from deploy.cli.app import CommandError, DataOption, JsonOption, err, out, running, settings_of, who_asks
 from deploy.cli.billing import YesOption, billing
 from deploy.cli.questions import ask_billing

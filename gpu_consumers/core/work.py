@@ -74,8 +74,8 @@ class Work:
     may_keep: bool = True
     """It is not asked for already, nor another's."""
     was_forgotten: bool = False
-    """The store had lost its claim before it was made anew: meanwhile another may have fenced, and nobody may believe
-    that it has ended for what this claim says."""
+    """The store had none of it, or had lost it, when it was claimed anew: meanwhile another may have fenced, and nobody
+    may believe that it has ended for what this claim says."""
     is_known_free: bool = False
     """Since it waits here it was looked up, and nobody had it."""
     must_take_over: bool = False

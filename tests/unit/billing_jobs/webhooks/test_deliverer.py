@@ -11,6 +11,7 @@ import orjson
 import pytest
 from prometheus_client import CollectorRegistry
 
+from billing_jobs.beside import in_thread
 from billing_jobs.metrics import BillingMetrics
 from billing_jobs.webhooks.deliverer import Deliverer, Receivers
 from billing_jobs.webhooks.signatures import receiver_secrets, signed_headers
@@ -92,14 +93,8 @@ class World:
 
     @contextmanager
     def delivering(self) -> Iterator[None]:
-        stop = threading.Event()
-        thread = threading.Thread(target=self.deliverer(stop).run)
-        thread.start()
-        try:
+        with in_thread("deliverer", lambda stop: self.deliverer(stop).run()):
             yield
-        finally:
-            stop.set()
-            thread.join()
 
 
 @contextmanager
