@@ -39,6 +39,7 @@ from streams.health import HealthServer
 from streams.keyring import Purpose
 from streams.log.kafka import UNHURRIED_FETCH_BYTES, KafkaConsumer, KafkaProducer, log_id
 from streams.log.port import LogError
+from streams.price_list import wait_for_prices
 from streams.settings import Settings, SettingsError
 from streams.toml_directory import TomlTenantDirectory
 
@@ -202,7 +203,8 @@ def _run(settings: Settings) -> int:
         topic = settings.topics.prices.name
         lost = LostPrices(lambda: KafkaConsumer(settings.kafka, None, "billing-prices"), topic)
         if first_prices(settings.models, store.prices()):
-            lost.wait_to_take_back(store)
+            # It may have had one, that was lost.
+            wait_for_prices(partial(lost.take_back, store), threading.Event())
         append_first_prices(store, settings, metrics)
         store.cut_forgotten()
         teller = PriceTeller(KafkaProducer(settings.kafka, "billing-prices"), topic)

@@ -6,7 +6,6 @@ and not in the table was lost with it, and is taken back.
 """
 
 import threading
-import time
 from collections.abc import Callable, Iterable
 from contextlib import closing
 
@@ -18,7 +17,6 @@ from streams.log.port import LogConsumer, LogError, LogProducer
 from streams.price_list import PriceList, PriceReader, told_of
 
 FLUSH_S = 5.0
-RETRY_S = 1.0
 _log = structlog.get_logger()
 
 
@@ -81,18 +79,3 @@ class LostPrices:
             store.append_prices(lost)
             _log.warning("prices_taken_back", price_ids=[row.price_id for row in lost][:100], count=len(lost))
         self._are_back = True
-
-    def wait_to_take_back(self, store: ClickHouseStore) -> None:
-        """For who is about to give a model that has no price its first: it may have had one. Raises StoreError, and
-        LogError where waiting does not help.
-        """
-        while True:
-            try:
-                self.take_back(store)
-            except LogError as error:
-                if not error.retriable:
-                    raise
-                _log.warning("prices_not_read", error=str(error), repeats=True)
-                time.sleep(RETRY_S)
-            else:
-                return

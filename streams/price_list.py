@@ -4,6 +4,7 @@ Billing alone appends prices, and writes each to the topic before it begins (`bi
 read all that stood there knows no price, and decides nothing that depends on one.
 """
 
+import threading
 import time
 from collections.abc import Callable
 
@@ -11,12 +12,13 @@ import structlog
 
 from schemas.codec import Undecodable, decode
 from schemas.price import PriceTold
-from streams.log.port import LogConsumer, LogRecord, TopicPartition
+from streams.log.port import LogConsumer, LogError, LogRecord, TopicPartition
 from streams.log.reading import RECORDS_PER_POLL, kept_offsets, read_offsets
 from streams.pricing import PriceBook, PriceRow
 
 CATCH_UP_TIMEOUT_S = 10.0
 READ_AGAIN_S = 5.0
+RETRY_S = 0.5
 _log = structlog.get_logger()
 
 
@@ -106,3 +108,19 @@ class PriceReader:
                 _log.warning("record_unreadable", topic=record.topic, offset=record.offset, error=str(error))
                 self._on_unreadable(record, error)
         self._prices.take(*told)
+
+
+def wait_for_prices(read: Callable[[], object], stopping: threading.Event) -> None:
+    """For who cannot begin without: `read` is called until the log answers, which may take its time to come up. Raises
+    LogError where waiting does not help.
+    """
+    while not stopping.is_set():
+        try:
+            read()
+        except LogError as error:
+            if not error.retriable:
+                raise
+            _log.warning("prices_not_read", error=str(error), repeats=True)
+            stopping.wait(RETRY_S)
+        else:
+            return

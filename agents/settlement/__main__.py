@@ -18,7 +18,7 @@ from streams.garbage import collect_seldom
 from streams.health import HealthServer
 from streams.log.kafka import QUIET_FETCH_WAIT_MS, UNHURRIED_FETCH_BYTES, KafkaConsumer, KafkaProducer, log_id
 from streams.log.port import LogConsumer, LogError, LogRecord
-from streams.price_list import PriceList, PriceReader
+from streams.price_list import PriceList, PriceReader, wait_for_prices
 from streams.redis_client import connect_quota
 from streams.settings import Settings
 from streams.stop_signals import on_signals
@@ -79,7 +79,7 @@ def run(settings: Settings) -> int:
         health = HealthServer(settings.health_host, settings.health_port, ready)
         _log.info("settlement_starts", health_port=health.port)
         try:
-            spending.wait_for_prices(stopping)
+            wait_for_prices(spending.read_prices, stopping)
             settlement.start()
             collect_seldom()
             while not stopping.is_set():

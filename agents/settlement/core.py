@@ -16,7 +16,7 @@ import structlog
 from agents.quota.limits import limits_of
 from agents.quota.port import OUTCOME_KEEP_MS, Overdue, QuotaStore, QuotaUnavailable
 from agents.settlement import metrics
-from agents.settlement.spending import RETRY_S, Spending
+from agents.settlement.spending import Spending
 from schemas.admission import Decision
 from schemas.codec import Undecodable, decode
 from schemas.request import Lane
@@ -29,6 +29,7 @@ from streams.topics import LONGEST_RESPONSE_MS, Topics
 
 MAX_RECORDS = 500
 POLL_S = 0.2
+RETRY_S = 0.5
 COMMIT_INTERVAL_MS = 1_000
 """Where something was spent, which is told before."""
 SWEEP_INTERVAL_MS = 5_000

@@ -20,7 +20,6 @@ Whoever has the first partition of `usage` looks after the budgets, for all.
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from threading import Event
 from typing import Protocol
 
 import structlog
@@ -41,7 +40,6 @@ from streams.price_list import PriceList
 from streams.topics import LONGEST_RESPONSE_MS, Topics
 
 FLUSH_TIMEOUT_S = 30.0
-RETRY_S = 0.5
 LATE_MS = LONGEST_RESPONSE_MS + OUTCOME_KEEP_MS
 """So long what was accepted before the month began may run, or be settled."""
 _log = structlog.get_logger()
@@ -87,21 +85,6 @@ class Spending:
             if not error.retriable or not self._prices.are_read:
                 raise
             _log.warning("prices_not_read", error=str(error), repeats=True)
-
-    def wait_for_prices(self, stopping: Event) -> None:
-        """For who is about to begin: nothing can be settled without, and the log may take its time to come up. Raises
-        LogError where waiting does not help.
-        """
-        while not stopping.is_set():
-            try:
-                self.read_prices()
-            except LogError as error:
-                if not error.retriable:
-                    raise
-                _log.warning("prices_not_read", error=str(error), repeats=True)
-                stopping.wait(RETRY_S)
-            else:
-                return
 
     def of(self, event: UsageEvent, record: LogRecord) -> Spent | None:
         """What `record` counts of budgets. Raises LogError."""

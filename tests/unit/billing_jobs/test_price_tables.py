@@ -5,11 +5,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
+from threading import Event
 
 import pytest
 from prometheus_client import CollectorRegistry
 
-from billing_jobs import price_topic
 from billing_jobs.__main__ import append_first_prices, load_prices
 from billing_jobs.columns import Columned
 from billing_jobs.cut import Batch, cut_of, parse_batch
@@ -21,8 +22,10 @@ from billing_jobs.schema_steps import SCHEMA_VERSION
 from billing_jobs.store import ClickHouseStore, Database, SchemaTooNew
 from schemas.base import Scope
 from schemas.usage import ComputeRecord, UsageEvent
+from streams import price_list
 from streams.log.memory import MemoryLog
 from streams.log.port import LogConsumer, LogError
+from streams.price_list import wait_for_prices
 from streams.settings import Settings
 from tests.unit.billing_jobs.events import NOON_MS, compute_record, usage_event
 from tests.unit.billing_jobs.test_store import MODEL, execute, log_record, query
@@ -138,7 +141,7 @@ def test_prices_that_were_lost_with_their_tables_are_taken_back_from_the_log(
     database: Database, store: ClickHouseStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What billing charges by, and what admission holds budgets against, stay the same: contracts too."""
-    monkeypatch.setattr(price_topic, "RETRY_S", 0)
+    monkeypatch.setattr(price_list, "RETRY_S", 0)
     log = MemoryLog(lambda: 0)
     log.create_topic("prices", 1)
     first, raised = price_row(MODEL, 0), replace(price_row(MODEL, 7), output_pico=9)
@@ -151,12 +154,12 @@ def test_prices_that_were_lost_with_their_tables_are_taken_back_from_the_log(
         return log.consumer(None, "lost")
 
     failures = [LogError("no broker yet", retriable=True)]
-    LostPrices(consumer, "prices").wait_to_take_back(store)
+    wait_for_prices(partial(LostPrices(consumer, "prices").take_back, store), Event())
     assert set(store.prices()) == {first, contract, raised}
     append_first_prices(store, Settings(), BillingMetrics(CollectorRegistry()))
     assert len(store.prices()) == 3, "none of the settings stands beside them"
     execute(database, "ALTER TABLE prices DELETE WHERE true SETTINGS mutations_sync = 1")
-    LostPrices(consumer, "prices").wait_to_take_back(store)
+    wait_for_prices(partial(LostPrices(consumer, "prices").take_back, store), Event())
     assert set(store.prices()) == {first, contract, raised}, "the engine does not take them for rows that it knows"
     execute(database, "ALTER TABLE prices DELETE WHERE tenant_id = 'acme' SETTINGS mutations_sync = 1")
     lost = LostPrices(consumer, "prices")

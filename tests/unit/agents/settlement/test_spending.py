@@ -9,7 +9,7 @@ from agents.admission.spent_recovery import SpentReading, SpentRebuild
 from agents.quota.beside import Held
 from agents.quota.charges import spent_of
 from agents.quota.port import EpochLost
-from agents.settlement import core, spending
+from agents.settlement import core
 from agents.settlement.core import REMEMBERED_MS
 from schemas.alert import Alert
 from schemas.base import Scope
@@ -18,9 +18,10 @@ from schemas.endings import EndingCode
 from schemas.month import Month
 from schemas.spent import SpentTotal
 from schemas.usage import UsageEvent
+from streams import price_list
 from streams.directory import ApiKey, Budget, Tenant
 from streams.log.port import LogError
-from streams.price_list import told_of
+from streams.price_list import told_of, wait_for_prices
 from streams.pricing import PriceBook, PriceRow
 from tests.unit.agents.settlement.settlement_story import LIMITS, NOW, Story, usage
 
@@ -207,15 +208,15 @@ class _Prices:
 
 
 def test_who_begins_before_the_log_waits_for_its_prices(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spending, "RETRY_S", 0)
+    monkeypatch.setattr(price_list, "RETRY_S", 0)
     reader = _Prices(failures=3)
-    story.spending(reader).wait_for_prices(Event())
+    wait_for_prices(story.spending(reader).read_prices, Event())
     assert reader.failures == 0
     with pytest.raises(LogError):
-        story.spending(_Prices(failures=1, retriable=False)).wait_for_prices(Event())
+        wait_for_prices(story.spending(_Prices(failures=1, retriable=False)).read_prices, Event())
     stopping = Event()
     stopping.set()
-    story.spending(_Prices(failures=1)).wait_for_prices(stopping)
+    wait_for_prices(story.spending(_Prices(failures=1)).read_prices, stopping)
 
 
 def test_what_is_settled_behind_the_end_of_its_month_counts_for_that(story: Story) -> None:
