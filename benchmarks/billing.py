@@ -4,6 +4,8 @@
 in `three_brokers`.
 """
 
+import json
+import subprocess
 import sys
 import tempfile
 import threading
@@ -12,6 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import cycle, islice
 from pathlib import Path
 
 import httpx
@@ -29,6 +32,7 @@ from billing_jobs.rows import tables_of
 from billing_jobs.server_config import ServerConfig
 from billing_jobs.sink import GROUP, Sink
 from billing_jobs.store import ClickHouseStore, Database
+from deploy.paths import ROOT
 from deploy.tenants_file import create_api_key, write_tenants
 from schemas.base import Scope
 from schemas.endings import EndingCode
@@ -230,9 +234,25 @@ RERATED = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class _Served:
+    """`keys` of each tenant's analyst."""
+
+    address: str
+    keys: dict[str, str]
+    client: httpx.Client
+
+    def ask(self, tenant: str, statement: str) -> str:
+        """As a tenant's analyst, or as the operator (``)."""
+        user = (tenant, self.keys[tenant]) if tenant else ("operator", OPERATORS_PASSWORD)
+        answer = self.client.post("/", content=statement.encode(), auth=user)
+        answer.raise_for_status()
+        return answer.text
+
+
 @contextmanager
-def _served(folder: Path, database: Database) -> Iterator[Callable[[str, str], str]]:
-    """Asks a statement as a tenant's analyst, or as the operator (``), over the interface's own HTTP."""
+def _served(folder: Path, database: Database) -> Iterator[_Served]:
+    """Over the interface's own HTTP."""
     tenants = folder / "tenants.toml"
     names = [f"tenant-{number:02}" for number in range(TENANTS)]
     write_tenants(tenants, [Tenant(tenant_id=name) for name in names])
@@ -247,18 +267,10 @@ def _served(folder: Path, database: Database) -> Iterator[Callable[[str, str], s
         while not server.started:
             time.sleep(0.01)
         address = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-        client = httpx.Client(base_url=address, timeout=120, limits=httpx.Limits(max_connections=2 * ANALYSTS))
-
-        def ask(tenant: str, statement: str) -> str:
-            user = (tenant, keys[tenant]) if tenant else ("operator", OPERATORS_PASSWORD)
-            answer = client.post("/", content=statement.encode(), auth=user)
-            answer.raise_for_status()
-            return answer.text
-
         try:
-            yield ask
+            with httpx.Client(base_url=address, timeout=120) as client:
+                yield _Served(address, keys, client)
         finally:
-            client.close()
             server.should_exit = True
             thread.join()
 
@@ -300,27 +312,20 @@ def _rerate(report: Report, database: Database) -> None:
         report.add("all of them rated anew", time.monotonic() - began_s, "s", 5)
 
 
-def _analysts_at_once(report: Report, ask: Callable[[str, str], str], store: ClickHouseStore, seconds: float) -> None:
-    """While events come at `RATE`; each asks for its month again as soon as it was answered, until all are stored."""
-    stop = threading.Event()
-
-    def asks(tenant: str) -> list[float]:
-        took_ms = []
-        while not stop.is_set():
-            began_s = time.monotonic()
-            ask(tenant, OF_A_MONTH)
-            took_ms.append((time.monotonic() - began_s) * 1_000)
-        return took_ms
-
-    with ThreadPoolExecutor(ANALYSTS) as askers:
-        asking = [askers.submit(asks, f"tenant-{number % TENANTS:02}") for number in range(ANALYSTS)]
-        try:
-            waits_s = _waits_s(store, RATE, seconds)
-        finally:
-            stop.set()
-        took_ms = [each for asked in asking for each in asked.result()]
+def _analysts_at_once(report: Report, served: _Served, store: ClickHouseStore, seconds: float) -> None:
+    """While events come at `RATE`; each asks for its month again as soon as it was answered."""
+    users = [(tenant, served.keys[tenant]) for tenant in islice(cycle(served.keys), ANALYSTS)]
+    with ThreadPoolExecutor(1) as beside:
+        command = [sys.executable, "-m", "benchmarks.analysts", served.address, str(seconds)]
+        told = json.dumps([*users, OF_A_MONTH])
+        asking = beside.submit(
+            subprocess.run, command, cwd=ROOT, input=told, stdout=subprocess.PIPE, text=True, check=True
+        )
+        waits_s = _waits_s(store, RATE, seconds)
+        took_ms = json.loads(asking.result().stdout)
     report.add(f"{ANALYSTS} analysts at once: an answer p50", percentile(took_ms, 0.5), "ms")
     report.add(f"{ANALYSTS} analysts at once: an answer p95", percentile(took_ms, 0.95), "ms")
+    report.add(f"{ANALYSTS} analysts at once: the sink's lag p50", percentile(waits_s, 0.5), "s")
     report.add(f"{ANALYSTS} analysts at once: the sink's lag at most", max(waits_s), "s", 5)
 
 
@@ -339,10 +344,10 @@ def run(*, short: bool, seed: int, events: int = 10_000_000) -> Report:
                 fill(connection, events, now_ms())
             hour_ms = settle(database, BillingMetrics(CollectorRegistry())) * 1_000
             report.add("an hour is summed in", hour_ms, "ms")
-            with _served(folder / "many", database) as ask:
-                _questions(report, ask, times)
+            with _served(folder / "many", database) as served:
+                _questions(report, served.ask, times)
                 _rerate(report, database)
-                _analysts_at_once(report, ask, store, seconds)
+                _analysts_at_once(report, served, store, seconds)
     report.notes.append(load_note(load_before))
     report.notes.append("CPU is per event and of this process, with the engine's threads where it says so.")
     return report
