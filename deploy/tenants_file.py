@@ -8,6 +8,7 @@ import secrets
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
 
@@ -71,8 +72,9 @@ def _tenant(path: Path, tenant_id: str) -> Tenant:
 
 
 def create_api_key(
-    path: Path, tenant_id: str, key_id: str, *, role: Role = Role.USER, scopes: Sequence[KeyScope] = ()
-) -> str:
+    path: Path, tenant_id: str, key_id: str, *, role: Role = Role.USER, scopes: Sequence[KeyScope] = (),
+    expires_at: datetime | None = None,
+) -> str:  # fmt: skip
     """Adds a key and returns it; only its digest is kept. No scopes: all that its role has.
 
     Raises TenantsFileError, SettingsError, and ValidationError for a scope that its role does not have.
@@ -83,12 +85,14 @@ def create_api_key(
             raise TenantsFileError(f"{tenant_id} has a key {key_id!r} already")
         api_key = f"sk-sluice-{secrets.token_urlsafe(32)}"
         digest = hashlib.sha256(api_key.encode()).hexdigest()
-        entry = ApiKey(key_id=key_id, sha256=digest, role=role, scopes=[*scopes] or None)
+        entry = ApiKey(key_id=key_id, sha256=digest, role=role, scopes=[*scopes] or None, expires_at=expires_at)
         _change(path, tenant.model_copy(update={"api_keys": [*tenant.api_keys, entry]}))
         return api_key
 
 
-def create_producer_key(path: Path, tenant_id: str, key_id: str, private_key_file: Path) -> None:
+def create_producer_key(
+    path: Path, tenant_id: str, key_id: str, private_key_file: Path, *, expires_at: datetime | None = None
+) -> None:
     """Adds an Ed25519 key and writes its private half as PEM into a new file, readable by its owner alone.
 
     Raises TenantsFileError, also when that file is there already; OSError when it cannot be written. No key is added
@@ -102,7 +106,7 @@ def create_producer_key(path: Path, tenant_id: str, key_id: str, private_key_fil
         pem = private_key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
         public = private_key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
         _write_new(private_key_file, pem)
-        entry = ProducerKey(key_id=key_id, public_key=base64.b64encode(public).decode())
+        entry = ProducerKey(key_id=key_id, public_key=base64.b64encode(public).decode(), expires_at=expires_at)
         _change(path, tenant.model_copy(update={"producer_keys": [*tenant.producer_keys, entry]}))
 
 

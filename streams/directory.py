@@ -4,7 +4,16 @@ from decimal import Decimal
 from enum import StrEnum
 from typing import Annotated, Literal, Protocol, Self, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    field_validator,
+    model_validator,
+)
 
 from schemas.request import MAX_WEIGHT, Dimensions, Lane
 from streams.engine_args import vllm_arguments
@@ -127,17 +136,27 @@ SCOPES_OF_ROLE: dict[Role, frozenset[KeyScope]] = {
 """The most that a key may have. A new scope is an admin's, and whose it is said to be here."""
 
 
-class ApiKey(BaseModel):
-    """`sha256` of the whole key string, hex; the key itself is stored nowhere."""
+class _Key(BaseModel):
+    """What all keys of a tenant have."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     key_id: str = Field(min_length=1, max_length=64)
-    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     project_id: str = Field(default="default", max_length=200)
     revoked: bool = False
+    expires_at: AwareDatetime | None = Field(default=None, description="From then on it is refused. None: it lasts.")
     limits: ScopedLimits = ScopedLimits()
     budget: Budget | None = None
+
+    def stands(self, now_ms: int) -> bool:
+        """Whether it may be used at that Unix time."""
+        return not self.revoked and (self.expires_at is None or now_ms < self.expires_at.timestamp() * 1_000)
+
+
+class ApiKey(_Key):
+    """`sha256` of the whole key string, hex; the key itself is stored nowhere."""
+
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     role: Role = Role.USER
     scopes: list[KeyScope] | None = Field(default=None, min_length=1, description="Fewer than its role has, if given.")
 
@@ -153,17 +172,10 @@ class ApiKey(BaseModel):
         return SCOPES_OF_ROLE[self.role] if self.scopes is None else frozenset(self.scopes)
 
 
-class ProducerKey(BaseModel):
+class ProducerKey(_Key):
     """Ed25519 public key of a batch producer, base64 of its 32 raw bytes."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    key_id: str = Field(min_length=1, max_length=64)
     public_key: str
-    project_id: str = "default"
-    revoked: bool = False
-    limits: ScopedLimits = ScopedLimits()
-    budget: Budget | None = None
 
 
 ModelName = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[!-~]([ -~]*[!-~])?$")]
@@ -221,9 +233,9 @@ class Tenant(BaseModel):
         """Its own, or of a project or a key."""
         return bool(self.budget or self.project_budgets) or any(key.budget is not None for key in self.keys)
 
-    def api_key(self, key_id: str) -> ApiKey | None:
-        """None for unknown and for revoked keys."""
-        return next((key for key in self.api_keys if key.key_id == key_id and not key.revoked), None)
+    def api_key(self, key_id: str, now_ms: int) -> ApiKey | None:
+        """None for unknown keys, and for those that are revoked or over."""
+        return next((key for key in self.api_keys if key.key_id == key_id and key.stands(now_ms)), None)
 
     @property
     def may_fall_back(self) -> bool:
@@ -382,10 +394,10 @@ class TenantDirectory(Protocol):
     def tenant(self, tenant_id: str) -> Tenant | None: ...
 
     def by_api_key(self, api_key: str) -> tuple[Tenant, ApiKey] | None:
-        """None for unknown and for revoked keys. Compares digests, never keys."""
+        """None for unknown keys, and for those that are revoked or over. Compares digests, never keys."""
 
     def producer_key(self, tenant_id: str, key_id: str) -> ProducerKey | None:
-        """None for unknown and for revoked keys."""
+        """None for unknown keys, and for those that are revoked or over."""
 
     def tenants(self) -> list[Tenant]: ...
 

@@ -9,6 +9,7 @@ from time import monotonic
 import structlog
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from streams.clocks import now_ms
 from streams.directory import ApiKey, Model, Pool, ProducerKey, Tenant
 from streams.settings import Settings, SettingsError
 
@@ -58,9 +59,13 @@ class TomlTenantDirectory:
     could not be read is read again, also if nothing of the file changes: a revocation may stand in it.
     """
 
-    def __init__(self, path: Path, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(
+        self, path: Path, clock: Callable[[], float] = monotonic, clock_ms: Callable[[], int] = now_ms
+    ) -> None:
+        """`clock` counts seconds; `clock_ms` is Unix time, by which keys are over."""
         self._path = path
         self._clock = clock
+        self._clock_ms = clock_ms
         self._looked_at = clock()
         self._stamp = self._told = self._file_stamp()
         self._load(read_tenants(path))
@@ -101,13 +106,14 @@ class TomlTenantDirectory:
     def by_api_key(self, api_key: str) -> tuple[Tenant, ApiKey] | None:
         self._refresh()
         found = self._by_digest.get(hashlib.sha256(api_key.encode()).hexdigest())
-        return None if found is None or found[1].revoked else found
+        return found if found is not None and found[1].stands(self._clock_ms()) else None
 
     def producer_key(self, tenant_id: str, key_id: str) -> ProducerKey | None:
         tenant = self.tenant(tenant_id)
         if tenant is None:
             return None
-        return next((key for key in tenant.producer_keys if key.key_id == key_id and not key.revoked), None)
+        at_ms = self._clock_ms()
+        return next((key for key in tenant.producer_keys if key.key_id == key_id and key.stands(at_ms)), None)
 
     def tenants(self) -> list[Tenant]:
         self._refresh()

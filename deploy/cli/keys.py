@@ -1,6 +1,7 @@
 """`sluice keys`: API keys and producer keys of the tenants."""
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,11 +24,13 @@ from deploy.local.data_folder import DataFolder
 from deploy.local.plan import tenants_file_of
 from deploy.paths import DEFAULT_DATA, data_option
 from deploy.tenants_file import create_api_key, create_producer_key, create_tenant, revoke_key
+from streams.clocks import now_ms
 from streams.directory import ApiKey, KeyScope, Role, Tenant
 from streams.log.port import LogError
 from streams.provisioning import provision
 from streams.toml_directory import read_tenants
 
+_TIMES = ["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M"]
 keys_app = typer.Typer(help="API keys and producer keys of the tenants.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(keys_app, name="keys")
 
@@ -41,7 +44,7 @@ def _tenants_file(folder: DataFolder) -> Path:
 @keys_app.command("list")
 def keys_list(data: DataOption = DEFAULT_DATA, as_json: JsonOption = False) -> None:
     """Lists keys by name; but for those of the first run only digests are kept, so none can be shown again."""
-    tenants = read_tenants(_tenants_file(DataFolder(data)))
+    tenants, at_ms = read_tenants(_tenants_file(DataFolder(data))), now_ms()
     rows: list[dict[str, Any]] = [
         {
             "tenant": tenant.tenant_id,
@@ -50,6 +53,8 @@ def keys_list(data: DataOption = DEFAULT_DATA, as_json: JsonOption = False) -> N
             "kind": kind,
             "scopes": sorted(key.granted) if isinstance(key, ApiKey) else [],
             "revoked": key.revoked,
+            "expires_at": None if key.expires_at is None else key.expires_at.isoformat(),
+            "stands": key.stands(at_ms),
         }
         for tenant in tenants
         for kind, keys in (("api", tenant.api_keys), ("producer", tenant.producer_keys))
@@ -58,11 +63,12 @@ def keys_list(data: DataOption = DEFAULT_DATA, as_json: JsonOption = False) -> N
     if as_json:
         print(json.dumps(rows, indent=1))
         return
-    shown = Table("tenant", "tier", "key id", "kind", "scopes", "state")
+    shown = Table("tenant", "tier", "key id", "kind", "scopes", "expires", "state")
     for row in rows:
-        state = "[red]revoked[/red]" if row["revoked"] else "[green]valid[/green]"
+        gone = "[red]revoked[/red]" if row["revoked"] else "[red]over[/red]"
+        state = "[green]valid[/green]" if row["stands"] else gone
         cells = (row[name] for name in ("tenant", "tier", "key_id", "kind"))
-        shown.add_row(*cells, ", ".join(row["scopes"]), state)
+        shown.add_row(*cells, ", ".join(row["scopes"]), row["expires_at"] or "", state)
     out.print(shown)
 
 
@@ -105,9 +111,15 @@ def keys_create(
     scope: Annotated[
         list[KeyScope] | None, typer.Option(help="Only for this; may be given several times. Else: all of its role.")
     ] = None,
+    expires: Annotated[
+        datetime | None, typer.Option(formats=_TIMES, help="UTC; from then on it is refused. Else: it lasts.")
+    ] = None,
 ) -> None:
     """Makes a key and prints it, once. Running processes know it within seconds."""
     folder = DataFolder(data)
+    expires_at = None if expires is None else expires.replace(tzinfo=UTC)
+    if expires_at is not None and expires_at <= datetime.now(UTC):
+        raise CommandError(f"--expires: {expires_at:%Y-%m-%d %H:%M} is over, by UTC")
     if producer is not None and (scope or role is not Role.USER):
         raise CommandError("a producer's key has no scopes: it signs jobs, and does nothing else")
     if new_tenant:
@@ -120,11 +132,14 @@ def keys_create(
         create_tenant(_tenants_file(folder), added)
     if producer is None:
         try:
-            print(create_api_key(_tenants_file(folder), tenant, key_id, role=role, scopes=scope or ()))
+            made = create_api_key(
+                _tenants_file(folder), tenant, key_id, role=role, scopes=scope or (), expires_at=expires_at
+            )
+            print(made)
         except ValidationError as error:
             raise CommandError(error.errors()[0]["msg"].removeprefix("Value error, ")) from None
     else:
-        create_producer_key(_tenants_file(folder), tenant, key_id, producer)
+        create_producer_key(_tenants_file(folder), tenant, key_id, producer, expires_at=expires_at)
         err.print(f"private key in {producer}")
 
 

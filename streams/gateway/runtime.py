@@ -311,6 +311,7 @@ class GatewayRuntime:
             await asyncio.sleep(SWEEP_S)
             self.pump.following.sweep(monotonic_ms())
             self.followed.look()
+            self._sockets.close_unless(self.gateway.keys.standing())
             self._tell_finished(self.gateway.sweep())
 
     async def _meet(self) -> None:

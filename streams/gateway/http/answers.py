@@ -8,6 +8,7 @@ from fastapi.responses import JSONResponse, Response
 
 from schemas.endings import ENDINGS, EndingCode
 from schemas.responses import Started, Terminal
+from streams.gateway.closing import CloseReason
 from streams.gateway.errors import ApiError
 from streams.gateway.http.dialects.chat_completions import CHAT_COMPLETIONS
 from streams.gateway.http.dialects.port import Asked, Dialect, Failure
@@ -89,11 +90,15 @@ def ending_response(
 def still_running_response(
     code: str, headers: Mapping[str, str], dialect: Dialect[Any], *, has_key: bool = False
 ) -> JSONResponse:
-    """The HTTP answer where this gateway can no longer wait for what was accepted.
+    """The HTTP answer where this gateway can no longer wait for what was accepted, or its client may not any more.
 
     Asked again it would be paid twice, unless it `has_key`: an idempotency key. `headers` hold the response's id.
     """
     response_id = headers["x-request-id"]
+    if code == CloseReason.UNAUTHENTICATED.value:
+        stopped = "The API key was revoked, or its time is over. What it asked for goes on as its policy says."
+        failure = Failure(401, "invalid_api_key", stopped, "invalid_request_error", response_id=response_id)
+        return error_response(failure, dialect, headers=headers)
     message = f"The answer can no longer be followed here. It may be had from /v1/{dialect.path}/{response_id}."
     failure = Failure(503, code, message, "server_error", response_id=response_id)
     retry_after_ms = retry_advice_ms() if has_key else None

@@ -100,7 +100,7 @@ class Acceptance:
         stream = self._hub.open(response_id, partition, request.scope, asked.on_disconnect, monotonic_ms())
         stream.given_traceparent = traceparent
         stream.is_stored = asked.store and keyed_id is None
-        follower = self._viewing.follow(response_id, partition, request.scope, 0)
+        follower = self._viewing.follow(principal, response_id, partition, request.scope, 0)
         try:
             await self._write(request, asked, value, in_turn=keyed_id is not None or asked.turns_begun is not None)
         except (LogError, MetadataUnavailable, TimeoutError, ApiError) as error:

@@ -89,7 +89,7 @@ class Keys:
     def _of_token(self, token: str) -> Principal:
         claims = claimed(token)
         tenant = None if claims is None else self._directory.tenant(claims.tenant_id)
-        key = None if claims is None or tenant is None else tenant.api_key(claims.key_id)
+        key = None if claims is None or tenant is None else tenant.api_key(claims.key_id, self._clock_ms())
         if claims is None or tenant is None or key is None or key.project_id != claims.project_id:
             raise _unknown()
         if not is_proved(self._secrets.accepted, self._region, key.sha256, token):
@@ -100,6 +100,22 @@ class Keys:
         if left_ms > (MAX_TOKEN_S + SKEW_S) * 1_000:
             raise _unknown()
         return Principal(tenant, key, claims)
+
+    def standing(self) -> Callable[[Principal], bool]:
+        """Whether a principal's key may still be used, as of now: each is looked up once, however many have shown it.
+        One that another has replaced under its name stands no longer.
+        """
+        at_ms, known = self._clock_ms(), dict[tuple[str, str], bool]()
+
+        def stands(principal: Principal) -> bool:
+            name = principal.tenant.tenant_id, principal.key.sha256
+            if (found := known.get(name)) is None:
+                tenant = self._directory.tenant(principal.tenant.tenant_id)
+                key = None if tenant is None else tenant.api_key(principal.key.key_id, at_ms)
+                found = known[name] = key is not None and key.sha256 == principal.key.sha256
+            return found
+
+        return stands
 
     def mint(
         self, principal: Principal, expires_in_s: int, scopes: Collection[KeyScope] | None, end_user: str = ""

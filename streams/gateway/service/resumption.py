@@ -99,7 +99,7 @@ class Resumption:
         if stream is not None and (stream.terminal or reading is not None):
             last = _last(stream)
             if not after or (last is not None and after <= last):
-                return self._viewing.follow(response_id, partition, stream.scope, after, stays=stays)
+                return self._viewing.follow(principal, response_id, partition, stream.scope, after, stays=stays)
             if stream.terminal is not None or stream.read_throughout:
                 raise never_reached(after)
         replay = await self._read(principal, response_id, after)
@@ -124,7 +124,7 @@ class Resumption:
             raise _NotYet(refusal, lambda: self._is_reached(principal, response_id, after))
         started = None if replay is None else replay.started
         scope = started.scope if started is not None else Scope(tenant_id=principal.tenant.tenant_id)
-        follower = self._viewing.follow(response_id, partition, scope, after, stays=stays, replay=replay)
+        follower = self._viewing.follow(principal, response_id, partition, scope, after, stays=stays, replay=replay)
         if started is not None:
             self._hub.meet(started, monotonic_ms())
         return follower

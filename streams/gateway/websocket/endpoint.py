@@ -1,7 +1,7 @@
 """The ASGI endpoint of `/v1/stream`: who may connect, and the sockets that are open."""
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 
 from starlette.types import Receive, Scope, Send
@@ -10,6 +10,7 @@ from streams.gateway.closing import CloseReason, closing_message
 from streams.gateway.errors import ApiError
 from streams.gateway.places import PLACE
 from streams.gateway.request_headers import handshake_key_of, traceparent_of
+from streams.gateway.service.keys import Principal
 from streams.gateway.service.service import Gateway
 from streams.gateway.websocket.protocol import FRAMES
 from streams.gateway.websocket.session import Socket
@@ -36,6 +37,11 @@ class StreamEndpoint:
         self._gateway = gateway
         self._allowed_origins = allowed_origins
         self._open: dict[Socket, asyncio.Future[None]] = {}
+
+    def close_unless(self, stands: Callable[[Principal], bool]) -> None:
+        """Sockets whose key stands no longer are told so, and closed."""
+        for socket in list(self._open):
+            socket.key.close_unless(stands)
 
     async def go_away(self, timeout_s: float) -> None:
         """Every socket is told that the gateway stops; returns when they know, or do not take it in time."""

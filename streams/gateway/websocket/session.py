@@ -93,7 +93,7 @@ class Socket:
         self._work: set[asyncio.Task[None]] = set()
         self._errors = 0
         self._refused_asks = RefusedAsks()
-        self._key = ShownKey(gateway, self._close)
+        self.key = ShownKey(gateway, self._close)
         self._small_messages: SmallMessages | None = None
         """Of a socket whose key is known."""
         self._message_bytes, self._message_is_large = 0, False
@@ -110,7 +110,7 @@ class Socket:
             if self._closing is not None:
                 await asyncio.wait((writer,), timeout=CLOSE_TIMEOUT_S)
         finally:
-            self._key.forget()
+            self.key.forget()
             tasks = [reader, writer, *self._work]
             for task in tasks:
                 task.cancel()
@@ -126,7 +126,7 @@ class Socket:
     async def _read(self, api_key: str | None) -> None:
         if api_key is None and (api_key := await self._told_key()) is None:
             return None
-        if (principal := self._key.close_in_time(api_key)) is None:
+        if (principal := self.key.close_in_time(api_key)) is None:
             return None
         tenant_id = principal.tenant.tenant_id
         with ExitStack() as share:
@@ -167,7 +167,7 @@ class Socket:
             held = share.enter_context(self._gateway.shares.body(tenant_id))
             message = await self._understood(text, tenant_id, held)
             await self._room.wait()
-            if message is not None and (known := self._key.look(api_key)) is not None:
+            if message is not None and (known := self.key.look(api_key)) is not None:
                 self._do(known, message, share, held)
         return True
 

@@ -17,15 +17,22 @@ class ShownKey:
         self._gateway = gateway
         self._close = close
         self._expiry: asyncio.TimerHandle | None = None
+        self._principal: Principal | None = None
 
     def look(self, shown: str) -> Principal | None:
         """Who it is of now; None, and the socket closes, when it is nobody's: a socket may outlive its key."""
         try:
-            return self._gateway.authenticate(shown)
+            self._principal = self._gateway.authenticate(shown)
         except ApiError as error:
             is_over = error.code == CloseReason.TOKEN_EXPIRED.value
             self._close(CloseReason.TOKEN_EXPIRED if is_over else CloseReason.UNAUTHENTICATED)
             return None
+        return self._principal
+
+    def close_unless(self, stands: Callable[[Principal], bool]) -> None:
+        """What was shown, if anything was, is looked at while nobody says anything."""
+        if self._principal is not None and not stands(self._principal):
+            self._close(CloseReason.UNAUTHENTICATED)
 
     def close_in_time(self, shown: str) -> Principal | None:
         """As `look`, and again when its time is over: by then a clock may have been set back."""

@@ -3,6 +3,8 @@ import hashlib
 import os
 import stat
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -71,6 +73,17 @@ def test_a_created_key_opens_the_door_until_it_is_revoked(file: Path) -> None:
 
     revoke_key(file, "two", "laptop")
     assert TomlTenantDirectory(file).by_api_key(api_key) is None
+
+
+def test_a_key_opens_no_door_once_it_is_over(file: Path, tmp_path: Path) -> None:
+    over = datetime(2027, 3, 1, tzinfo=UTC)
+    api_key = create_api_key(file, "two", "guest", expires_at=over)
+    create_producer_key(file, "two", "loader", tmp_path / "loader.pem", expires_at=over)
+    over_ms = int(over.timestamp() * 1_000)
+    for at_ms, opens in ((over_ms - 1, True), (over_ms, False)):
+        directory = TomlTenantDirectory(file, clock_ms=partial(int, at_ms))
+        assert (directory.by_api_key(api_key) is not None) == opens
+        assert (directory.producer_key("two", "loader") is not None) == opens
 
 
 def test_a_key_has_the_scopes_that_it_was_created_with_and_no_more_than_its_role(file: Path) -> None:

@@ -1,6 +1,8 @@
 """`sluice keys` on a data folder: what is shown, and what is not."""
 
+import json
 import os
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ from deploy.cli import commands, keys
 from deploy.local.data_folder import DataFolder, Keys, RunRecord
 from deploy.local.plan import LOCAL_CONFIG
 from deploy.tenants_file import write_tenants
+from streams.directory import Tenant
 from streams.toml_directory import read_tenants
 
 
@@ -72,3 +75,24 @@ def test_while_kafka_is_not_there_neither_tenant_nor_key_is_made(
         assert sluice(monkeypatch, *words) == 0
     assert capsys.readouterr().out.startswith("sk-")
     assert provisioned == ["local.results.newcomer"]
+
+
+def test_a_key_says_until_when_it_stands_and_none_is_made_that_is_over(
+    data: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = DataFolder(Path(data)).tenants_file
+    write_tenants(file, [Tenant(tenant_id="acme")])
+    create = ("keys", "create", "acme", "--data", data)
+    assert sluice(monkeypatch, *create, "guest", "--expires", "2999-03-01") == 0
+    assert sluice(monkeypatch, *create, "late", "--expires", "2020-03-01T12:30") == 1
+    told = capsys.readouterr()
+    assert told.out.startswith("sk-sluice-")
+    assert "2020-03-01 12:30 is over" in " ".join(told.err.split())
+    assert sluice(monkeypatch, "keys", "list", "--json", "--data", data) == 0
+    [listed] = json.loads(capsys.readouterr().out)
+    assert (listed["key_id"], listed["expires_at"], listed["stands"]) == ("guest", "2999-03-01T00:00:00+00:00", True)
+    [tenant] = read_tenants(file)
+    over = tenant.api_keys[0].model_copy(update={"expires_at": datetime(2020, 3, 1, tzinfo=UTC)})
+    write_tenants(file, [tenant.model_copy(update={"api_keys": [over]})])
+    assert sluice(monkeypatch, "keys", "list", "--data", data) == 0
+    assert "over" in capsys.readouterr().out

@@ -193,3 +193,43 @@ def test_a_key_has_what_its_role_has_or_less() -> None:
     for wrong in wrongs:
         with pytest.raises(ValidationError):
             key(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("now", "stands"),
+    [
+        ([key()], True),
+        ([key(revoked=True)], False),
+        ([key(expires_at="2026-09-21T14:13:21Z")], True),
+        ([key(expires_at="2026-09-21T14:13:20Z")], False),
+        ([key(sha256="0" * 64)], False),
+        ([key(key_id="k2")], False),
+        ([], False),
+        ([key(scopes=["usage"]), key(key_id="k2", sha256="0" * 64)], True),
+    ],
+    ids=["as it was", "revoked", "not over yet", "over", "another of its name", "renamed", "gone", "with fewer scopes"],
+)
+def test_what_has_become_of_a_key_that_was_shown(now: list[ApiKey], stands: bool) -> None:
+    assert NOW_MS == 1_790_000_000_500, "2026-09-21 14:13:20.5 UTC"
+    directory = Directory(key())
+    of = keys(directory)
+    shown, token = of.authenticate(KEY), of.authenticate(lent(directory))
+    directory.keys = now
+    assert [of.standing()(each) for each in (shown, token)] == [stands] * 2
+
+
+def test_a_token_falls_with_its_key_when_that_is_over() -> None:
+    directory = Directory(key())
+    token = lent(directory)
+    directory.keys = [key(expires_at="2026-09-21T14:13:20Z")]
+    assert code_of(keys(directory), token) == "invalid_api_key"
+
+
+def test_a_key_is_looked_up_once_however_many_have_shown_it() -> None:
+    directory = Directory(key())
+    of = keys(directory)
+    shown, stands = of.authenticate(KEY), of.standing()
+    assert stands(shown)
+    directory.keys = []
+    assert stands(shown)
+    assert not of.standing()(shown)
