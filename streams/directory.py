@@ -15,6 +15,7 @@ from pydantic import (
     model_validator,
 )
 
+from schemas.policy import DEFAULT_MODE, OutputMode
 from schemas.request import MAX_WEIGHT, Dimensions, Lane
 from streams.engine_args import vllm_arguments
 
@@ -101,6 +102,11 @@ class SafetyPolicy(BaseModel):
     prompt_deny: list[str] = Field(default_factory=list, max_length=10_000)
     prompt_allow: list[str] = Field(default_factory=list, max_length=10_000)
     output_deny: list[str] = Field(default_factory=list, max_length=10_000)
+    output_mode: OutputMode = Field(
+        default=DEFAULT_MODE,
+        description="What is seen of an answer before it was looked at: `hold_back`, nothing of a denied phrase;"
+        " `parallel`, all but what completes one, without any wait; `full_review`, nothing before all of it was.",
+    )
 
     @field_validator("output_deny")
     @classmethod

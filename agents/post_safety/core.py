@@ -16,7 +16,7 @@ from collections.abc import Mapping
 
 from agents.post_safety.deserted import Deserted
 from agents.post_safety.effects import Effect
-from agents.post_safety.fold import Fold, Phrases
+from agents.post_safety.fold import Fold, RulesOf
 from agents.post_safety.own_endings import end_halted
 from agents.post_safety.parking import Position, Restart
 from agents.post_safety.partition import Partition
@@ -35,13 +35,13 @@ class PostSafety:
     further down in the log. `counts` are running totals by name, for metrics.
     """
 
-    def __init__(self, settings: PostSafetySettings, phrases: Phrases) -> None:
+    def __init__(self, settings: PostSafetySettings, rules_of: RulesOf) -> None:
         self._settings = settings
         self._partitions: dict[int, Partition] = {}
         self.counts: Counter[str] = Counter()
         self._timers = Timers(settings, self.counts)
         self._deserted = Deserted(settings.move_after_ms, self.counts)
-        self._fold = Fold(phrases, self._timers, self.counts)
+        self._fold = Fold(rules_of, self._timers, self.counts)
 
     @property
     def open_responses(self) -> int:

@@ -6,9 +6,11 @@ from typing import Literal
 
 from agents.post_safety import outcome
 from agents.post_safety.effects import Effect, Emit, Outbox, Released
-from agents.post_safety.hold_back import Delta, HoldBack
+from agents.post_safety.hold_back import Delta
+from agents.post_safety.modes import looking
 from agents.post_safety.own_endings import say_halted, stop_workers, write_ending
 from agents.post_safety.partition import Partition
+from agents.post_safety.policies import Rules
 from agents.post_safety.state import Gap, Response, Tally
 from agents.post_safety.strands import strands
 from agents.post_safety.timers import Timers
@@ -17,20 +19,22 @@ from schemas.control import AttemptVoid
 from schemas.endings import ENDINGS, EndingCode
 from schemas.generated import Ending, Fence, Frame, Opened, StoppedBy
 from schemas.parked import Parked
+from schemas.policy import DEFAULT_MODE
 from schemas.responses import Started
 from streams.accepted_prefix import AcceptedPrefix, RowVerdict
 
 _ACCEPTED = RowVerdict.ACCEPTED  # in Python 3.11 a look-up at the enum costs more than the row's other decisions
 _NEVER = 2**63
-Phrases = Callable[[Opened], PhraseSet | None]
-"""The phrases that a response is held against; None when nobody knows them: then nothing of it is shown."""
+RulesOf = Callable[[Opened], Rules | None]
+"""What a response is held against; None when nobody knows that: then nothing of it is shown."""
+_NO_RULES = Rules(PhraseSet(()), DEFAULT_MODE)
 
 
 class Fold:
     """One method per kind of record; each takes the next record of a partition and returns what it causes."""
 
-    def __init__(self, phrases: Phrases, timers: Timers, counts: Counter[str]) -> None:
-        self._phrases = phrases
+    def __init__(self, rules_of: RulesOf, timers: Timers, counts: Counter[str]) -> None:
+        self._rules_of = rules_of
         self._timers = timers
         self._counts = counts
 
@@ -208,7 +212,8 @@ class Fold:
     def _open(
         self, state: Partition, opened: Opened, offset: int, timestamp_ms: int, *, held_offset: int | None
     ) -> Response:
-        phrases = self._phrases(opened)
+        rules = self._rules_of(opened)
+        phrases, mode = rules or _NO_RULES
         response = Response(
             response_id=opened.response_id,
             reply_partition=outcome.told_in(opened.reply_to),
@@ -217,12 +222,12 @@ class Fold:
             opened_at_ms=timestamp_ms,
             held_offset=held_offset,
             prefix=AcceptedPrefix(opened.choices, most_moves=len(opened.further)),
-            hold=HoldBack(phrases or PhraseSet(()), content_is_json=opened.content_is_json),
+            hold=looking(mode, phrases, content_is_json=opened.content_is_json),
             tallies=[Tally() for _ in range(opened.choices)],
             scope_json=opened.scope.model_copy(update={"traceparent": ""}).model_dump_json().encode(),
             keeps_text=opened.reply_to.results_topic is not None,
         )
-        if phrases is None:
+        if rules is None:
             self._counts["without_policy"] += 1
             response.hold.halt()
         state.open(response)

@@ -17,7 +17,7 @@ is answered, and arguments, may be JSON or not, and is read both ways.
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from agents.post_safety.likely_tokens import LikelyTokens
 from agents.post_safety.strands import NO_TOOLS, Strand, kind_and_call
@@ -28,7 +28,7 @@ from schemas.logprobs import RowLogprobs
 
 _MAY_BE_JSON = ("content", "tool_arguments")
 """Arguments are what the model wrote: often nothing binds them to be JSON, and clients are shown them as they are."""
-_UNKNOWN = 2**63
+UNKNOWN = 2**63
 """Position of a token that leaves with a later one, until that has come: beyond everything."""
 
 
@@ -86,11 +86,11 @@ class _Row:
 
     __slots__ = ("delta", "needs", "positions", "tail", "text")
 
-    def __init__(self, delta: Delta, text: "_Text") -> None:
+    def __init__(self, delta: Delta, text: "Text") -> None:
         self.delta = delta
         self.text = text
         self.positions: list[int] = []
-        self.tail = _UNKNOWN
+        self.tail = UNKNOWN
         self.needs = 0
 
     @property
@@ -111,7 +111,7 @@ class _Row:
         self.text.with_next = [(row, at - tokens if row is self else at) for row, at in self.text.with_next]
 
 
-class _Text:
+class Text:
     """One strand of one choice. `is_left`: the choice is at another one now, and nothing of this one is held.
 
     `with_next`: tokens that leave with the next one that completes what they end within.
@@ -153,7 +153,7 @@ class _Text:
                 row.positions.append(self.position)
             else:
                 self.with_next.append((row, token))
-                row.positions.append(_UNKNOWN)
+                row.positions.append(UNKNOWN)
             begin = end
         return row
 
@@ -218,6 +218,8 @@ class HoldBack:
     Once `halted`, nothing more is ever released; the tokens before the `match` (in `halted_choice`) were.
     """
 
+    text_type: ClassVar[type[Text]] = Text
+
     __slots__ = (
         "_content_is_json", "_left", "_phrases", "_stuck", "_texts", "_waiting", "halted", "halted_choice", "match",
         "released",
@@ -227,8 +229,8 @@ class HoldBack:
         self._phrases = phrases
         self._content_is_json = content_is_json
         # Per choice the text that it is at, and those that it left and may return to.
-        self._texts: dict[int, _Text] = {}
-        self._left: dict[int, dict[Strand, _Text]] = {}
+        self._texts: dict[int, Text] = {}
+        self._left: dict[int, dict[Strand, Text]] = {}
         self._waiting: deque[_Row] = deque()
         self._stuck: tuple[_Row, int] | None = None  # what a row that waits for a later one met on the way to it
         self.halted = False
@@ -283,6 +285,10 @@ class HoldBack:
         # Rows without probabilities were asked for this before they came here.
         if delta.logprobs is not None and self.passes(delta.choice, delta.strand, delta.text, delta.text_ends):
             return [delta]
+        return self._look_at(text, delta)
+
+    def _look_at(self, text: Text, delta: Delta) -> list[Delta]:
+        """What may leave now that the text goes on with it."""
         row = text.take(delta)
         if not self._waiting and row.positions[-1] <= text.hold_from:
             self.released += len(row.positions)
@@ -304,13 +310,13 @@ class HoldBack:
         """The response gets no more tokens."""
         return [delta for index in self._texts for delta in self.finish_choice(index)]
 
-    def _begun(self, index: int, strand: Strand) -> _Text:
+    def _begun(self, index: int, strand: Strand) -> Text:
         if not self._phrases or strand == "embedding":
-            return _Text(index, strand, None)
+            return self.text_type(index, strand, None)
         is_json = strand == "content" and self._content_is_json
-        return _Text(index, strand, (JsonMatcher if is_json else StreamMatcher)(self._phrases))
+        return self.text_type(index, strand, (JsonMatcher if is_json else StreamMatcher)(self._phrases))
 
-    def _turned(self, left: _Text, strand: Strand) -> _Text:
+    def _turned(self, left: Text, strand: Strand) -> Text:
         """The text of that strand, from where it was left. Of calls only the latest is remembered."""
         texts = self._left.setdefault(left.index, {})
         texts[left.strand] = left
@@ -324,7 +330,7 @@ class HoldBack:
                 del texts[other]
         return self._begun(left.index, strand)
 
-    def _is_halted_by(self, text: _Text) -> bool:
+    def _is_halted_by(self, text: Text) -> bool:
         if text.matcher is not None and text.matcher.match is not None:
             self.match = text.matcher.match
             self.halted_choice = text.index

@@ -16,7 +16,7 @@ from agents.post_safety.core import PostSafety
 from agents.post_safety.effects import Effect, Emit, Released, names_of, told
 from agents.post_safety.metrics import Metrics
 from agents.post_safety.parking import Position, plan_restart
-from agents.post_safety.policies import ResponsePhrases
+from agents.post_safety.policies import ResponseRules
 from agents.post_safety.regroup import Group, Regrouper
 from agents.post_safety.result_lines import shortened
 from agents.post_safety.unreadable import named_responses
@@ -106,7 +106,7 @@ class PostSafetyProcess:
         self._new_owner = new_owner
         self._workers = WorkersWatch(workers, topics.workers.name)
         self._policies = OutputPolicyReader(policies, topics.policies.name)
-        self._core = PostSafety(settings, ResponsePhrases(self._policies, directory))
+        self._core = PostSafety(settings, ResponseRules(self._policies, directory))
         self._regrouper = Regrouper(settings.regroup_ms)
         self._gate = CommitGate()
         self._names = names_of(topics)

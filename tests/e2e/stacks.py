@@ -14,7 +14,7 @@ from prometheus_client.samples import Sample
 
 from deploy.local.runner import Stack, simulated
 from deploy.tenants_file import create_api_key, create_tenant, write_tenants
-from streams.directory import Budget, Limits, Tenant
+from streams.directory import Budget, Limits, SafetyPolicy, Tenant
 from streams.toml_directory import read_tenants
 from tests.servers import until
 
@@ -46,6 +46,10 @@ TENANTS = (
     Tenant(tenant_id="small-budget", budget=Budget(amount="0.00001")),
     Tenant(tenant_id="north", tier="paid"),
     Tenant(tenant_id="south", tier="paid"),
+    *(
+        Tenant(tenant_id=name, policy=SafetyPolicy(output_deny=["the silver dragon"], output_mode=mode), limits=AMPLE)
+        for name, mode in (("watched", "parallel"), ("reviewed", "full_review"))
+    ),
     Tenant(tenant_id="brief", limits=AMPLE.model_copy(update={"max_output_tokens": 32})),
 )
 _API_KEYS: dict[tuple[str, str], str] = {}

@@ -16,7 +16,7 @@ from schemas.dead_letter import DeadLetter
 from schemas.endings import EndingCode
 from schemas.generated import GENERATED, Ending, Fence, FinishReason, Frame, Kind, Opened, StoppedBy
 from schemas.logprobs import RowLogprobs, TokenLogprobs
-from schemas.policy import OutputPolicy
+from schemas.policy import DEFAULT_MODE, OutputMode, OutputPolicy
 from schemas.request import Lane, ReplyTo
 from schemas.responses import RESPONSES, Release, Started, Terminal
 from schemas.usage import UsageEvent
@@ -205,9 +205,9 @@ class World:
     def write_raw(self, value: bytes, partition: int = 0, key: str | None = None) -> None:
         self.log.append(TOPICS.generated.name, value, partition=partition, key=key)
 
-    def keep_policy(self, output_deny: list[str], tenant_id: str = "acme") -> str:
+    def keep_policy(self, output_deny: list[str], tenant_id: str = "acme", mode: OutputMode = DEFAULT_MODE) -> str:
         """What admission does before it opens a response under these phrases."""
-        policy = OutputPolicy.of(tenant_id, output_deny)
+        policy = OutputPolicy.of(tenant_id, output_deny, mode)
         self.log.append(TOPICS.policies.name, policy.encode(), key=policy.key)
         return policy.digest
 

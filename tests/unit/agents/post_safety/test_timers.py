@@ -7,6 +7,7 @@ import pytest
 from agents.post_safety.core import PostSafety
 from agents.post_safety.effects import Emit
 from agents.post_safety.parking import Restart
+from agents.post_safety.policies import Rules
 from agents.post_safety.process import DeliveryFailed
 from agents.safety.phrases import PhraseSet
 from schemas.base import Scope
@@ -47,7 +48,7 @@ def test_the_deadline_ends_what_no_worker_ends() -> None:
 
 
 def test_the_deadline_of_what_has_ended_is_forgotten_with_it() -> None:
-    core = PostSafety(PostSafetySettings(), lambda _: PhraseSet(()))
+    core = PostSafety(PostSafetySettings(), lambda _: Rules(PhraseSet(()), "hold_back"))
     core.assign(0, Restart(None), "owner")
     core.went_live(0)
     core.fold(opened("r1"), 0, 0, START_MS)
@@ -119,7 +120,7 @@ def test_a_cancel_before_its_response_is_known_is_remembered() -> None:
 
 def test_an_early_cancel_is_remembered_until_the_deadline_however_many_others_come() -> None:
     """Every member reads all cancels, also those of responses that other members have."""
-    core = PostSafety(PostSafetySettings(), lambda _: PhraseSet(()))
+    core = PostSafety(PostSafetySettings(), lambda _: Rules(PhraseSet(()), "hold_back"))
     core.assign(0, Restart(0), "ps")
     core.went_live(0)
     scopes = [Scope(tenant_id=f"tenant-{number}") for number in range(7)]

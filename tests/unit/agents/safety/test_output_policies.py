@@ -93,11 +93,11 @@ def test_what_nobody_kept_is_not_asked_for_again_for_a_while() -> None:
     reader = OutputPolicyReader(consumer, "local.policies", monotonic_s=lambda: now_s)
     policy = OutputPolicy.of("acme", ["make tea"])
     for _ in range(1_000):
-        assert reader.output_deny("acme", policy.digest) is None
+        assert reader.policy("acme", policy.digest) is None
     assert consumer.looks == 1
     log.append("local.policies", policy.encode(), key=policy.key)
     now_s += MISS_REMEMBERED_S
-    assert reader.output_deny("acme", policy.digest) == ["make tea"]
+    assert reader.policy("acme", policy.digest) == policy
 
 
 def test_phrases_kept_in_the_meantime_are_found_when_anything_is_read() -> None:
@@ -105,11 +105,11 @@ def test_phrases_kept_in_the_meantime_are_found_when_anything_is_read() -> None:
     log.create_topic("local.policies", 1)
     reader = OutputPolicyReader(log.consumer(None, "reader"), "local.policies", monotonic_s=lambda: 0.0)
     tea, coffee = (OutputPolicy.of("acme", [f"make {drink}"]) for drink in ("tea", "coffee"))
-    assert reader.output_deny("acme", tea.digest) is None
+    assert reader.policy("acme", tea.digest) is None
     for policy in (tea, coffee):
         log.append("local.policies", policy.encode(), key=policy.key)
-    assert reader.output_deny("acme", coffee.digest) == ["make coffee"]
-    assert reader.output_deny("acme", tea.digest) == ["make tea"]
+    assert reader.policy("acme", coffee.digest) == coffee
+    assert reader.policy("acme", tea.digest) == tea
 
 
 def test_phrases_that_would_not_fit_into_a_record_are_refused() -> None:
