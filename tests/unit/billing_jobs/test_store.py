@@ -312,6 +312,13 @@ def test_columns_are_declared_with_the_types_of_the_tables(database: Database) -
         assert set(declared) - set(rows.names) <= {"inserted_at", "precedence"}
 
 
+def test_whatever_moment_of_an_hour_is_named_the_row_is_of_that_hour() -> None:
+    moments = [presence(hour_ms=NOON_MS + past_ms).encode() for past_ms in (0, 1, 3_599_999, 3_600_000)]
+    [rows, _] = tables_of(batch_of(moments))
+    assert [*rows.column("hour")] == [NOON_MS] * 3 + [NOON_MS + 3_600_000]
+    assert len({*rows.column("presence_id")}) == 2
+
+
 def test_a_machine_that_was_suspended_opens_its_hours_anew(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """Others take by Unix time what has been open for long to be lost."""
     asleep_ns = 0
