@@ -18,7 +18,7 @@ from billing_jobs.charges import Charges, charges_of
 from billing_jobs.haste import Haste
 from billing_jobs.pricing import PriceBook
 from billing_jobs.reading import Events, Unusable, read_records
-from schemas.usage import ComputeRecord, DeliveredCount, UsageEvent
+from schemas.usage import ComputeRecord, DeliveredCount, Presence, UsageEvent
 from streams.clocks import is_due
 from streams.log.port import Committed, LogRecord, TopicPartition
 
@@ -150,6 +150,7 @@ class Batch:
     charges: Charges
     compute: Events[ComputeRecord]
     delivered: Events[DeliveredCount]
+    presence: Events[Presence]
     unusable: list[Unusable]
 
 
@@ -165,6 +166,7 @@ def parse_batch(cut: Cut, records: Sequence[LogRecord], book: PriceBook, log_id:
         charges=charges_of(read.usage, book),
         compute=read.compute,
         delivered=read.delivered,
+        presence=read.presence,
         unusable=read.unusable,
     )
 

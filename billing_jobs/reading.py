@@ -17,28 +17,33 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from billing_jobs.columns import Columned
-from schemas.base import Scope, ScopedRecord
+from schemas.base import Record, Scope
 from schemas.codec import DecodeReason, Undecodable, decode
 from schemas.endings import EndingCode
-from schemas.usage import USAGE, ComputeRecord, DeliveredCount, UsageEvent
+from schemas.usage import USAGE, AnyUsage, ComputeRecord, DeliveredCount, Presence, UsageEvent
 from streams.log.port import LogRecord
 from streams.topics import DAY_MS
 
 MAX_EVENT_AGE_MS = 400 * DAY_MS
 MAX_EVENT_AHEAD_MS = DAY_MS
-_BOUNDS: dict[type[ScopedRecord], dict[str, int]] = {
+_BOUNDS: dict[type[Record], dict[str, int]] = {
     UsageEvent: {"choice": 2**32, "attempts": 2**32, "billing_rule_version": 2**16, "scope.policy_version": 2**32},
     ComputeRecord: {"engine_ms": 2**53},
     DeliveredCount: {},
+    Presence: {},
 }
 """What the schema leaves unbounded must fit its column, or one record would stop its batch for ever."""
 _STAGE_BOUND = 2**53
-_TIMES = ("accepted_at_ms", "ended_at_ms", "first_token_at_ms")
+_TIMES: dict[type[Record], tuple[str, ...]] = {
+    UsageEvent: ("accepted_at_ms", "ended_at_ms", "first_token_at_ms"),
+    Presence: ("hour_ms",),
+}
+"""What a writer's own clock says; the others are dated by the log alone."""
 _UNBOUNDED = 2**63 - 1
 _CHUNK = 512
 """Records at once: so many as stay in a core's cache from one column to the next."""
 
-Event = TypeVar("Event", bound=ScopedRecord)
+Event = TypeVar("Event", bound=Record)
 Model = TypeVar("Model", bound=BaseModel)
 Check = Callable[[Sequence[Any]], bool]
 """Whether all values of a column are as the schema has them."""
@@ -72,6 +77,7 @@ class Read:
     usage: Events[UsageEvent]
     compute: Events[ComputeRecord]
     delivered: Events[DeliveredCount]
+    presence: Events[Presence]
     unusable: list[Unusable]
 
 
@@ -195,9 +201,8 @@ class _Shape(Generic[Event]):
         for path, holds in self.checks.items():
             if not holds(columns[path]):
                 found.update(index for index, value in enumerate(columns[path]) if not holds((value,)))
-        if self._model is UsageEvent:
-            for name in _TIMES:
-                found |= _impossible(name, columns[name], logged_at_ms, found)
+        for name in _TIMES.get(self._model, ()):
+            found |= _impossible(name, columns[name], logged_at_ms, found)
         return found
 
 
@@ -215,6 +220,7 @@ def _impossible(name: str, times: Sequence[int], logged_at_ms: Sequence[int], kn
 
 _SHAPES: dict[str, _Shape[Any]] = {
     "usage": _Shape(UsageEvent), "compute": _Shape(ComputeRecord), "delivered": _Shape(DeliveredCount),
+    "presence": _Shape(Presence),
 }  # fmt: skip
 
 
@@ -290,7 +296,9 @@ def read_records(records: Sequence[LogRecord]) -> Read:
     unusable: list[Unusable] = []
     for first in range(0, len(records), _CHUNK):
         unusable += _read_chunk(records[first : first + _CHUNK], kinds)
-    return Read(kinds["usage"].read(), kinds["compute"].read(), kinds["delivered"].read(), unusable)
+    return Read(
+        kinds["usage"].read(), kinds["compute"].read(), kinds["delivered"].read(), kinds["presence"].read(), unusable
+    )  # fmt: skip
 
 
 def _read_chunk(chunk: Sequence[LogRecord], kinds: Mapping[str, _Kind[Any]]) -> list[Unusable]:
@@ -327,16 +335,15 @@ def _laid_in_columns(chunk: Sequence[LogRecord], kinds: Mapping[str, _Kind[Any]]
     return left
 
 
-def read_one(record: LogRecord) -> UsageEvent | ComputeRecord | DeliveredCount:
+def read_one(record: LogRecord) -> AnyUsage:
     """By its schema, and what its columns take. Raises Undecodable."""
     event = decode(USAGE, record.value)
     _check_integers(event)
-    if isinstance(event, UsageEvent):
-        _check_times(event, record.timestamp_ms)
+    _check_times(event, record.timestamp_ms)
     return event
 
 
-def _check_integers(event: UsageEvent | ComputeRecord | DeliveredCount) -> None:
+def _check_integers(event: AnyUsage) -> None:
     bounds = [(path, _at(event, path), bound) for path, bound in _BOUNDS[type(event)].items()]
     if isinstance(event, UsageEvent):
         bounds += [(f"stage_ms.{stage[:40]}", at_ms, _STAGE_BOUND) for stage, at_ms in event.stage_ms.items()]
@@ -345,14 +352,14 @@ def _check_integers(event: UsageEvent | ComputeRecord | DeliveredCount) -> None:
             raise Undecodable("invalid", f"{name}: not in [0, {bound})")
 
 
-def _at(event: ScopedRecord, path: str) -> int:
+def _at(event: AnyUsage, path: str) -> int:
     name, _, rest = path.partition(".")
     return int(getattr(event.scope, rest) if rest else getattr(event, name))
 
 
-def _check_times(event: UsageEvent, logged_at_ms: int) -> None:
+def _check_times(event: AnyUsage, logged_at_ms: int) -> None:
     """Times that no honest writer can have: they would choose a price, or scatter one batch over many partitions."""
-    for name in _TIMES:
+    for name in _TIMES.get(type(event), ()):
         if not _is_possible(name, getattr(event, name), logged_at_ms):
             raise Undecodable("invalid", f"{name}: more than 400 days before or one day after the record's own time")
 

@@ -10,7 +10,8 @@ from billing_jobs.charges import Charges
 from billing_jobs.columns import Columned
 from billing_jobs.cut import Batch
 from billing_jobs.reading import Events
-from schemas.usage import ComputeRecord, DeliveredCount, UsageEvent
+from schemas.usage import ComputeRecord, DeliveredCount, Presence, UsageEvent
+from streams.topics import HOUR_MS
 
 Rows = TypeVar("Rows")
 
@@ -108,6 +109,15 @@ def _delivered_id(delivered: Events[DeliveredCount]) -> Sequence[str]:
     return [f"{partition}-{offset}" for partition, offset in stood]
 
 
+def _hour(presence: Events[Presence]) -> Sequence[int]:
+    return [at_ms - at_ms % HOUR_MS for at_ms in presence.columns["hour_ms"]]
+
+
+def _presence_id(presence: Events[Presence]) -> Sequence[str]:
+    names = map(presence.columns.__getitem__, ("scope.region", "pool", "worker_id"))
+    return ["/".join(map(str, each)) for each in zip(*names, _hour(presence), strict=True)]
+
+
 _USAGE: list[Column[Events[UsageEvent]]] = [
     _event_column("usage_id", TEXT),
     _event_column("response_id", TEXT),
@@ -166,6 +176,15 @@ _DELIVERED: list[Column[Events[DeliveredCount]]] = [
 ]
 
 
+_PRESENCE: list[Column[Events[Presence]]] = [
+    Column("presence_id", TEXT, _presence_id),
+    *_scope_columns("tenant_id", "region"),
+    *(_event_column(name, NAME) for name in ("pool", "worker_id")),
+    Column("hour", TIME, _hour),
+    *_log_columns(),
+]
+
+
 def _batch_column(name: str, type_: str, value: Callable[[Batch], Any]) -> Column[Batch]:
     return Column(name, type_, lambda batch: [value(batch)])
 
@@ -180,6 +199,7 @@ _BATCH: list[Column[Batch]] = [
     _batch_column("usage_rows", "UInt64", lambda batch: len(batch.usage)),
     _batch_column("compute_rows", "UInt64", lambda batch: len(batch.compute)),
     _batch_column("delivered_rows", "UInt64", lambda batch: len(batch.delivered)),
+    _batch_column("presence_rows", "UInt64", lambda batch: len(batch.presence)),
     _batch_column("dead_letters", "UInt64", lambda batch: len(batch.unusable)),
     _batch_column("sha256", "FixedString(64)", attrgetter("cut.sha256")),
     _batch_column("row_schema", "UInt16", attrgetter("cut.row_schema")),
@@ -207,5 +227,6 @@ def tables_of(batch: Batch) -> list[TableRows]:
         ),
         _rows("compute_records", "attempt_id", _COMPUTE, batch.compute),
         _rows("delivered_counts", "delivered_id", _DELIVERED, batch.delivered),
+        _rows("worker_presence", "presence_id", _PRESENCE, batch.presence),
     ]
     return [*(table for table in tables if len(table)), _rows("billing_batches", "batch_id", _BATCH, batch)]

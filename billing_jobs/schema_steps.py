@@ -19,6 +19,7 @@ MIGRATIONS = {
     10: "10_reconciliations.sql",
     11: "11_price_changes.sql",
     12: "12_forgotten.sql",
+    13: "13_worker_presence.sql",
 }
 """Schema version → the statements that lead to it from the one before."""
 _VIEWS = {8: usage_views, 9: invoice_views}

@@ -63,6 +63,7 @@ _LOOKED_UP_BY = {
     "usage_events": ("tenant_id",),
     "compute_records": ("tenant_id", "response_id"),
     "delivered_counts": ("tenant_id", "response_id"),
+    "worker_presence": ("region", "pool", "worker_id"),
     "billing_batches": (),
 }
 """Beside the identity: what the tables' keys begin with, so that a lookup reads no whole table."""

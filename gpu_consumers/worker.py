@@ -9,12 +9,17 @@ Each event goes through the same steps. What a SIGKILL after each one causes:
 5. finish the claim, after the last record was acknowledged → the next reader drops the request; without the mark its
    fence is answered by post-safety with `ended`, and it drops it then.
 6. commit, below the oldest request that has not ended → nothing is read again.
+
+Beside them, once it was ready, with a heartbeat of each UTC hour:
+
+7. presence → whoever goes on under its name says it again in the same hour, and equal records count once.
 """
 
 import asyncio
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import structlog
@@ -33,6 +38,7 @@ from gpu_consumers.core.effects import (
     Submit,
 )
 from gpu_consumers.core.membership import BEAT_MS, Membership, beat_every_ms
+from gpu_consumers.core.presence import PresenceHours, presence
 from gpu_consumers.core.worker_core import WorkerCore
 from gpu_consumers.engines.port import Engine
 from gpu_consumers.metrics import WorkerMetrics
@@ -97,6 +103,7 @@ class Worker:
         self._topics = core.config.topics
         self._is_draining = False
         self._membership = Membership(core.config.worker_id, core.config.pool)
+        self._presence = PresenceHours()
         self._lanes: LanesReading | None = None
         self._claiming = Claiming(
             core, ports.claims, metrics, settings.lease_ms, now_ms=self._now_ms, after_event=self._after_event
@@ -221,13 +228,14 @@ class Worker:
                     case AskReadBack():
                         self._reading_back.ask(effect)
 
-    def _publish(self, effect: Publish) -> None:
+    def _publish(self, effect: Publish, on_failure: Callable[[], None] = lambda: None) -> None:
         receipt = effect.receipt
 
         def on_delivery(offset: int | None, error: LogError | None) -> None:
             if error is not None:
                 self._metrics.delivery_failures.inc()
                 _log.error("delivery_failed", topic=effect.topic, error=str(error), repeats=True)
+                on_failure()
             if receipt is not None:
                 self._guarded(lambda: self._delivered(receipt, offset, error))
 
@@ -383,10 +391,17 @@ class Worker:
     async def _beat(self) -> None:
         while True:
             self._send_state()
+            self._tell_presence()
             for worker_id in self._membership.take_lost(self._now_ms()):
                 _log.info("buried", lost_worker=worker_id)
                 self._bury(worker_id)
             await asyncio.sleep(beat_every_ms(self._settings.lease_ms) / 1_000)
+
+    def _tell_presence(self) -> None:
+        now_ms = self._now_ms()
+        for hour_ms in self._presence.due(now_ms, is_ready=self._life == "ready"):
+            on_failure = partial(self._presence.undelivered, hour_ms, now_ms)
+            self._publish(presence(self._core.config, hour_ms), on_failure)
 
     def _send_state(self) -> None:
         now_ms = self._now_ms()

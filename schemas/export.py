@@ -23,7 +23,7 @@ from schemas.price import PriceTold
 from schemas.request import AdmittedRequest, Request
 from schemas.responses import Release, Started, Terminal
 from schemas.spent import SpentTotal
-from schemas.usage import ComputeRecord, DeliveredCount, UsageEvent
+from schemas.usage import ComputeRecord, DeliveredCount, Presence, UsageEvent
 from schemas.verdict import Verdict
 from schemas.websocket import CLIENT_MESSAGE, SERVER_MESSAGE
 from schemas.worker import WorkerState
@@ -31,7 +31,7 @@ from schemas.worker import WorkerState
 RECORDS: tuple[type[Record], ...] = (
     AdmittedRequest, Alert, AttemptVoid, BatchJob, BatchResult, Billed, Cancel, ComputeRecord, DeadLetter,
     DeliveredCount, Ending, Fence, Frame, Halt, JobCancel, LineCancel, Move, Opened, OutputPolicy, Parked, PoolLevel,
-    PriceTold, Release, Request, SpentTotal, Started, Terminal, UsageEvent, Verdict, WorkerState,
+    Presence, PriceTold, Release, Request, SpentTotal, Started, Terminal, UsageEvent, Verdict, WorkerState,
 )  # fmt: skip
 """Every record that travels on a topic."""
 

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
-from schemas.base import Identifier, Milliseconds, ScopedRecord, TokenCount
+from schemas.base import Identifier, Milliseconds, Record, Scope, ScopedRecord, TokenCount
 from schemas.billing_rules import BILLING_RULE_VERSION
 from schemas.endings import EndingCode
 
@@ -64,5 +64,19 @@ class DeliveredCount(ScopedRecord):
     delivered_tokens: TokenCount
 
 
-UsageRecord = Annotated[UsageEvent | ComputeRecord | DeliveredCount, Field(discriminator="type")]
-USAGE: TypeAdapter[UsageEvent | ComputeRecord | DeliveredCount] = TypeAdapter(UsageRecord)
+class Presence(Record):
+    """Unpriced: a worker had a place to be paid for in this UTC hour, whether it had anything to do or not.
+
+    Of no response and no tenant. Equal ones say the same thing once.
+    """
+
+    type: Literal["presence"] = "presence"
+    scope: Scope
+    worker_id: Identifier
+    pool: str
+    hour_ms: Milliseconds = Field(description="When the hour began, by the worker's clock.")
+
+
+AnyUsage = UsageEvent | ComputeRecord | DeliveredCount | Presence
+UsageRecord = Annotated[AnyUsage, Field(discriminator="type")]
+USAGE: TypeAdapter[AnyUsage] = TypeAdapter(UsageRecord)

@@ -138,7 +138,9 @@ class Topics:
             extra=_APPEND_TIME,
         )  # fmt: skip
         self.responses = Topic(name("responses"), "response id", RESPONSES, p.responses, DAY_MS, extra=_APPEND_TIME)
-        self.usage = Topic(name("usage"), "response id", USAGE, p.usage, 400 * DAY_MS, extra=_APPEND_TIME)
+        self.usage = Topic(
+            name("usage"), "response id; worker id of its presence", USAGE, p.usage, 400 * DAY_MS, extra=_APPEND_TIME
+        )
         self.control = Topic(name("control"), "response id", CONTROL, 1, HOUR_MS, extra=_APPEND_TIME)
         self.workers = Topic(name("workers"), "worker id", WorkerState, 1, None)
         # How far each pool is degraded: one admission worker says it, all of them go by it.

@@ -75,7 +75,7 @@ _TABLES_OF_THE_OPERATOR = (
     "usage_events", "compute_records", "delivered_counts", "prices", "billing_batches", "billing_decisions",
     "reconciliations", "schema_version", "usage", "usage_hours", "usage_by_hour", "usage_by_day", "usage_by_month",
     "usage_live", "price_intervals", "price_timeline", "price_differences", "gpu_prices", "gpu_costs", "margins",
-    "price_changes",
+    "price_changes", "worker_presence",
     "invoice_closings", "invoice_usage", "ledger_entries",
     "counting_closings", "invoices", "invoice_lines", "invoiced_usage", "ledger", "dropped_months", "forgotten",
 )  # fmt: skip

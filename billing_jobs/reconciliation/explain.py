@@ -12,8 +12,8 @@ MAX_SHOWN = 20
 Elsewhere = Callable[[Key, Collection[str]], Mapping[str, Placed]]
 """Of a tenant's items by id, as the tables have them in whichever hour."""
 IN_LOG: dict[Source, str] = {
-    "usage": "the log", "delivered": "the log", "compute": "the log", "generated": "what was generated, counted again,",
-    "hours": "the sum of its events",
+    "usage": "the log", "delivered": "the log", "compute": "the log", "presence": "the log",
+    "generated": "what was generated, counted again,", "hours": "the sum of its events",
 }  # fmt: skip
 
 

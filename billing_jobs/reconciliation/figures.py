@@ -17,9 +17,9 @@ ALL = -1
 """In the place of a part: the whole hour."""
 _WRAPS_AT = 2**64
 
-Source = Literal["usage", "delivered", "generated", "compute", "hours"]
-"""Beside the tables: the log's usage, its delivered counts, what stands on `generated`, counted again, and what
-attempts cost their workers. `hours`: what the tables tell of whole hours, beside their own events."""
+Source = Literal["usage", "delivered", "generated", "compute", "presence", "hours"]
+"""Beside the tables: the log's usage, its delivered counts, what stands on `generated`, counted again, what attempts
+cost their workers, and when these were there. `hours`: what the tables tell of whole hours, beside their own events."""
 
 
 class Span(NamedTuple):
@@ -179,7 +179,37 @@ class Computed(NamedTuple):
         return 0
 
 
-Item = Bill | Delivered | Recounted | Computed
+class Present(NamedTuple):
+    """An hour in which a worker was there; of no response, and in the place of a tenant that of the service itself."""
+
+    presence_id: str
+    tenant_id: str
+    region: str
+    pool: str
+    worker_id: str
+
+    @property
+    def item_id(self) -> str:
+        return self.presence_id
+
+    @property
+    def response_id(self) -> str:
+        return ""
+
+    @property
+    def tokens(self) -> int:
+        return 0
+
+    @property
+    def cost_pico(self) -> int:
+        return 0
+
+    @property
+    def precedence(self) -> int:
+        return 0
+
+
+Item = Bill | Delivered | Recounted | Computed | Present
 
 
 class Placed(NamedTuple):

@@ -77,6 +77,8 @@ def read(
     found = record.get("scope")
     scope = found if isinstance(found, dict) else {}
     tenant_id = _text(scope, "tenant_id", at_least=1)
+    if record.get("type") == "presence":
+        return None
     response_id = _text(record, "response_id", at_least=1)
     match record.get("type"):
         case "usage":

@@ -20,7 +20,7 @@ MAX_ITEMS = 200_000
 LARGE_ROWS = 50_000
 """An hour of a tenant with more is compared in parts first."""
 PARTS_SHOWN = 4
-REBUILT: tuple[Source, ...] = ("usage", "delivered", "compute")
+REBUILT: tuple[Source, ...] = ("usage", "delivered", "compute", "presence")
 LOOKS_AT_HOURS = 3
 SOURCES: tuple[Source, ...] = ("usage", "delivered", "generated", "hours")
 

@@ -19,6 +19,7 @@ from billing_jobs.reconciliation.figures import (
     Item,
     Key,
     Placed,
+    Present,
     Recounted,
     Source,
     Span,
@@ -48,6 +49,7 @@ _COMPUTED = (
     "attempt_id", "response_id", "tenant_id", "worker_id", "model", "prompt_tokens", "cached_tokens",
     "generated_tokens", "engine_ms",
 )  # fmt: skip
+_PRESENT = ("presence_id", "tenant_id", "region", "pool", "worker_id")
 _RECOUNTED = ("response_id", "tenant_id", "opened", "tokens")
 
 
@@ -216,6 +218,8 @@ class Tables:
             table, id_, tokens, cost, accepted = "delivered_counts", "delivered_id", "delivered_tokens", "0", ""
         elif source == "compute":
             table, id_, tokens, cost, accepted = "compute_records", "attempt_id", "generated_tokens", "0", ""
+        elif source == "presence":
+            table, id_, tokens, cost, accepted = "worker_presence", "presence_id", "0", "0", ""
         else:
             table, id_, cost = "usage_events", "usage_id", "cost_pico"
             tokens = _TOKENS
@@ -254,6 +258,10 @@ def _computed(values: Sequence[Any]) -> Computed:
     return Computed(attempt_id, response_id, tenant_id, worker_id, model, *map(int, numbers))
 
 
+def _present(values: Sequence[Any]) -> Present:
+    return Present(*map(str, values))
+
+
 def _recounted(values: Sequence[Any]) -> Recounted:
     response_id, tenant_id, opened, tokens = values
     return Recounted(response_id, tenant_id, int(opened), int(tokens))
@@ -264,6 +272,7 @@ _SHAPES: dict[Source, tuple[Callable[[Sequence[Any]], Item], tuple[str, ...]]] =
     "delivered": (_delivered, _DELIVERED),
     "generated": (_recounted, _RECOUNTED),
     "compute": (_computed, _COMPUTED),
+    "presence": (_present, _PRESENT),
 }
 
 

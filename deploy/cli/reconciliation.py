@@ -39,7 +39,7 @@ from streams.topics import LONGEST_RESPONSE_MS
 MAX_SHOWN = 200
 _NAMES = {
     "usage": "usage, read and priced anew", "delivered": "delivered counts", "generated": "tokens, counted again",
-    "compute": "what attempts cost", "hours": "hours, beside their events",
+    "compute": "what attempts cost", "presence": "hours of workers", "hours": "hours, beside their events",
 }  # fmt: skip
 _FORMATS = ["%Y-%m-%d", "%Y-%m-%dT%H:%M"]
 

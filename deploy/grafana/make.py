@@ -193,7 +193,13 @@ OPERATIONS = Dashboard(
             "SELECT pool, if(kind = 'idle', '(idle)', tenant_id) AS tenant, currency,"
             " sum(engine_ms) / 3600000 AS hours, sum(cost_pico) / 1e12 AS cost FROM gpu_costs"
             " WHERE hour >= today() - 30 GROUP BY pool, tenant, currency ORDER BY cost DESC LIMIT 100",
-            "table", description="Of hours in which a worker had any attempt.",
+            "table", description="Of hours in which a worker was there.",
+        ),
+        Panel(
+            "Workers that were there, and had anything to do",
+            "SELECT hour AS time, uniqExact(region, pool, worker_id) AS there,"
+            " uniqExactIf((region, pool, worker_id), kind = 'work') AS worked FROM gpu_costs"
+            " WHERE $__timeFilter_ms(hour) GROUP BY time ORDER BY time",
         ),
         Panel(
             "How late usage is stored",

@@ -12,13 +12,14 @@ from typing import Any
 BETWEEN_WRITES = ("cut committed", "hours opened", "amid an insert")
 """Of a batch: it is committed, and its usage is not stored, or nobody knows."""
 OF_BATCHES = (
-    "read", *BETWEEN_WRITES, "usage stored", "computations stored", "deliveries stored", "batch stored",
+    "read", *BETWEEN_WRITES, "usage stored", "computations stored", "deliveries stored", "presence stored",
+    "batch stored",
 )  # fmt: skip
 OF_CLOSINGS = ("usage counted", "entries added", "month closed")
 RECORDED = "entry recorded"
 _TABLES = {
     "usage stored": "usage_events", "computations stored": "compute_records", "deliveries stored": "delivered_counts",
-    "batch stored": "billing_batches",
+    "presence stored": "worker_presence", "batch stored": "billing_batches",
 }  # fmt: skip
 
 

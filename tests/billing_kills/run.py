@@ -249,6 +249,7 @@ class Kills:
             for name, count, due in (
                 ("compute_records", self._rows("compute_records"), self._stream.computed),
                 ("delivered_counts", self._rows("delivered_counts"), self._stream.delivered),
+                ("worker_presence", self._rows("worker_presence"), self._stream.present),
             )
             if count != due
         ]

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
-from schemas.base import Record, Scope
+from schemas.base import Scope
 from schemas.endings import EndingCode
-from schemas.usage import ComputeRecord, DeliveredCount, UsageEvent
+from schemas.usage import AnyUsage, ComputeRecord, DeliveredCount, Presence, UsageEvent
 
 TENANTS = ("acme", "borg", "crew")
 PRICES = {
@@ -42,8 +42,8 @@ def months_before(now: datetime) -> tuple[datetime, datetime]:
 
 @dataclass
 class Stream:
-    """`events`: each that was given so far, by its id; `computed` and `delivered` count the others. `again`: how many
-    were given once more.
+    """`events`: each that was given so far, by its id; `computed`, `delivered` and `present` count the others. `again`:
+    how many were given once more.
     """
 
     seed: int
@@ -51,30 +51,31 @@ class Stream:
     events: dict[str, UsageEvent] = field(default_factory=dict)
     computed: int = 0
     delivered: int = 0
+    present: int = 0
     again: int = 0
     _number: int = 0
 
     def __post_init__(self) -> None:
         self._chance = random.Random(f"stream {self.seed}")
-        self._later: list[tuple[int, Record]] = []
+        self._later: list[tuple[int, AnyUsage]] = []
 
     def take(self, count: int, newer_share: float) -> Iterator[tuple[str, bytes]]:
         """Keys and values of about so many records, of which such a share is of the newer month."""
-        records: list[Record] = []
+        records: list[AnyUsage] = []
         while len(records) < count:
             records += self._of_response(newer_share)
         self._chance.shuffle(records)
         for record in records:
             if self._chance.random() < AGAIN_SHARE and not isinstance(record, DeliveredCount):
                 self._later.append((self._chance.randint(1, AGAIN_AFTER), record))
-            yield record.response_id, record.encode()  # type: ignore[attr-defined]
+            yield _key(record), record.encode()
             self._later = [(left - 1, each) for left, each in self._later]
             for _, each in (due := [pair for pair in self._later if pair[0] <= 0]):
                 self.again += 1
-                yield each.response_id, each.encode()  # type: ignore[attr-defined]
+                yield _key(each), each.encode()
             self._later = [pair for pair in self._later if pair not in due]
 
-    def _of_response(self, newer_share: float) -> list[Record]:
+    def _of_response(self, newer_share: float) -> list[AnyUsage]:
         """Of one to three choices, with what its worker and its gateway say of it now and then."""
         chance, number = self._chance, self._number
         self._number += 1
@@ -85,7 +86,7 @@ class Stream:
         scope = Scope(tenant_id=chance.choice(TENANTS), project_id=chance.choice(("chat", "code")), key_id="key-1")
         model = chance.choice(MODELS)
         ending = chance.choice(BILLABLE) if chance.random() < 0.9 else NOT_BILLABLE
-        records: list[Record] = []
+        records: list[AnyUsage] = []
         for choice in range(chance.choice((1, 1, 1, 2, 3))):
             output = chance.randrange(400)
             event = UsageEvent(
@@ -114,4 +115,13 @@ class Stream:
             records.append(
                 DeliveredCount(response_id=response_id, scope=scope, gateway_id="gateway-1", delivered_tokens=30)
             )
+        if chance.random() < 0.1:
+            self.present += 1
+            records.append(
+                Presence(scope=Scope(tenant_id="sluice"), worker_id=f"worker-{number}", pool="default", hour_ms=hour_ms)
+            )
         return records
+
+
+def _key(record: AnyUsage) -> str:
+    return record.worker_id if isinstance(record, Presence) else record.response_id

@@ -19,10 +19,12 @@ from gpu_consumers.core.engine_circuit import DEFAULT_CIRCUIT
 from gpu_consumers.engines.simulated_group import SimulatedGroupEngine
 from schemas.endings import EndingCode
 from schemas.request import LANES, Lane
+from schemas.usage import Presence
 from schemas.worker import WorkerState
 from streams.log.kafka import KafkaConsumer
 from streams.log.port import LogRecord, TopicPartition
 from streams.settings import KafkaSettings
+from streams.topics import HOUR_MS
 from tests.processes.worker_region import ENGINE, FAST, Region, worker
 
 LOADS_FOR_EVER = ENGINE.model_copy(update={"start_ms": 3_600_000})
@@ -44,6 +46,23 @@ async def test_requests_of_all_lanes_are_answered_and_committed(region: Region) 
     assert {region.terminal(response_id) for response_id in ids} == {EndingCode.COMPLETED}
     assert {region.accepted(response_id) for response_id in ids} == {20}
     assert region.committed() == 12
+
+
+async def test_a_worker_that_was_asked_nothing_says_that_it_is_there(region: Region) -> None:
+    usage = KafkaConsumer(region.kafka, None, "test-usage")
+    usage.assign(dict.fromkeys(usage.partitions(region.topics.usage.name), 0))
+    told: list[Presence] = []
+
+    def said() -> list[Presence]:
+        told.extend(Presence.model_validate_json(each.value) for each in usage.poll(10, 0.05) if each.value)
+        return told
+
+    from_ms = time.time_ns() // 1_000_000
+    async with worker(region, "a"), worker(region, "b", LOADS_FOR_EVER):
+        await region.until(said)
+    usage.close()
+    assert {each.worker_id for each in told} == {"a"}
+    assert from_ms - HOUR_MS < told[0].hour_ms <= time.time_ns() // 1_000_000
 
 
 async def test_a_cancel_frees_the_engine_and_ends_the_response(region: Region) -> None:

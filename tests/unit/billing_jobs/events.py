@@ -2,7 +2,7 @@
 
 from schemas.base import Scope
 from schemas.endings import EndingCode
-from schemas.usage import ComputeRecord, DeliveredCount, UsageEvent
+from schemas.usage import ComputeRecord, DeliveredCount, Presence, UsageEvent
 
 NOON_MS = 1_763_726_400_000
 """2025-11-21 12:00:00 UTC."""
@@ -61,3 +61,7 @@ def delivered_count(number: int = 0) -> DeliveredCount:
         gateway_id="gateway-1",
         delivered_tokens=30,
     )
+
+
+def presence(worker_id: str = "worker-1", hour_ms: int = NOON_MS, pool: str = "default") -> Presence:
+    return Presence(scope=Scope(tenant_id="sluice"), worker_id=worker_id, pool=pool, hour_ms=hour_ms)

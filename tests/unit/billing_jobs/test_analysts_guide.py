@@ -11,7 +11,7 @@ from billing_jobs.gpu_costs import GpuPrice
 from billing_jobs.pricing import price_row
 from billing_jobs.queries import Reader, SqlResult, read_settings
 from billing_jobs.store import ClickHouseStore, Database
-from tests.unit.billing_jobs.events import compute_record, delivered_count, usage_event
+from tests.unit.billing_jobs.events import compute_record, delivered_count, presence, usage_event
 from tests.unit.billing_jobs.test_store import MODEL, batch_of
 
 GUIDE = (Path(__file__).parents[3] / "docs" / "analysts.md").read_text()
@@ -32,7 +32,8 @@ def columns_of(database: Database, query: str) -> dict[str, Any]:
 @pytest.fixture
 def filled(database: Database) -> Database:
     events = [usage_event(1), usage_event(2, model="unpriced"), usage_event(3, billable=False, ending="engine_failed")]
-    records = [*events, *(compute_record(n) for n in (1, 2, 3, 4)), delivered_count(1)]
+    there = [presence(), presence("worker-2")]
+    records = [*events, *(compute_record(n) for n in (1, 2, 3, 4)), delivered_count(1), *there]
     with closing(ClickHouseStore(database.connection())) as store:
         store.append_prices([price_row(MODEL, 0)])
         store.append_gpu_prices([GpuPrice("default", "USD", 0, 2 * 10**12, 1)])
@@ -60,9 +61,10 @@ def test_the_guide_shows_what_the_tables_hold(filled: Database) -> None:
     [cohorts] = (rows for query, rows in answers.items() if "months_later" in query)
     assert [row[1:] for row in cohorts] == [["0", "1"]], "one end user, seen in one month"
     [idle] = (rows for query, rows in answers.items() if "AS idle" in query)
-    # Four attempts were logged within a few milliseconds of noon, so two hours of one worker are touched.
-    assert [row[:5] for row in idle] == [["default", "2025-11-21", "USD", "2", "4"]]
-    assert 3.99 < float(idle[0][5]) < 4
+    # Four attempts were logged within a few milliseconds of noon, so two hours of one worker are touched; another one
+    # had nothing to do in the second.
+    assert [[*row[:5], row[7]] for row in idle] == [["default", "2025-11-21", "USD", "3", "6", "1"]]
+    assert 5.99 < float(idle[0][5]) < 6
     [gaps] = (rows for query, rows in answers.items() if "missing_from" in query)
     assert gaps == []
 
@@ -71,7 +73,7 @@ def test_the_audit_finds_a_hole(filled: Database) -> None:
     [audit] = (query for query in QUERIES if "missing_from" in query)
     with closing(ClickHouseStore(filled.connection())) as store:
         store.insert(batch_of([usage_event(9).encode()], first=20), again=False)
-    assert ask(filled, audit).rows == [["local.usage", 0, "8", "19"]]
+    assert ask(filled, audit).rows == [["local.usage", 0, "10", "19"]]
 
 
 def test_every_column_is_in_the_data_dictionary(database: Database) -> None:

@@ -20,7 +20,7 @@ from billing_jobs.haste import Haste
 from billing_jobs.pricing import PriceBook
 from streams.log.port import MAX_METADATA_BYTES, Committed, LogRecord, TopicPartition
 from streams.topics import DAY_MS
-from tests.unit.billing_jobs.events import NOON_MS, compute_record, delivered_count, usage_event
+from tests.unit.billing_jobs.events import NOON_MS, compute_record, delivered_count, presence, usage_event
 
 SOURCE = TopicPartition("local.usage", 2)
 
@@ -239,11 +239,13 @@ def test_reading_starts_where_nothing_can_be_missed(committed: Committed, stored
 
 
 def test_records_are_sorted_by_table() -> None:
-    mixed = [record(0), record(1, compute_record(1).encode()), record(2, delivered_count(2).encode())]
+    others = [compute_record(1), delivered_count(2), presence()]
+    mixed = [record(0), *(record(offset, other.encode()) for offset, other in enumerate(others, 1))]
     batch = parse_batch(cut_of(mixed, NOON_MS), mixed, PriceBook([]))
     assert [row.offset for row in batch.usage] == [0]
     assert [row.offset for row in batch.compute] == [1]
     assert [row.offset for row in batch.delivered] == [2]
+    assert [row.offset for row in batch.presence] == [3]
     assert [each.state for each in batch.charges] == ["suspense"]
     assert batch.unusable == []
 
@@ -263,6 +265,9 @@ def test_records_are_sorted_by_table() -> None:
         (usage_event(accepted_at_ms=NOON_MS + DAY_MS + 1).encode(), "invalid", "accepted_at_ms"),
         (usage_event(accepted_at_ms=NOON_MS - 401 * DAY_MS).encode(), "invalid", "accepted_at_ms"),
         (usage_event(ended_at_ms=2**53).encode(), "invalid", "ended_at_ms"),
+        (presence(hour_ms=NOON_MS - 401 * DAY_MS).encode(), "invalid", "hour_ms"),
+        (presence(hour_ms=NOON_MS + DAY_MS + 1).encode(), "invalid", "hour_ms"),
+        (presence().encode().replace(b'"worker-1"', b'""'), "invalid", "worker_id"),
     ],
 )
 def test_what_no_table_can_hold_becomes_a_dead_letter_and_its_neighbours_do_not(

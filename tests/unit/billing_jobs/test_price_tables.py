@@ -21,13 +21,13 @@ from billing_jobs.pricing import PriceBook, PriceRow, PriceScope, charge, cost_o
 from billing_jobs.schema_steps import SCHEMA_VERSION
 from billing_jobs.store import ClickHouseStore, Database, SchemaTooNew
 from schemas.base import Scope
-from schemas.usage import ComputeRecord, UsageEvent
+from schemas.usage import AnyUsage, UsageEvent
 from streams import price_list
 from streams.log.memory import MemoryLog
 from streams.log.port import LogConsumer, LogError
 from streams.price_list import wait_for_prices
 from streams.settings import Settings
-from tests.unit.billing_jobs.events import NOON_MS, compute_record, usage_event
+from tests.unit.billing_jobs.events import NOON_MS, compute_record, presence, usage_event
 from tests.unit.billing_jobs.test_store import MODEL, execute, log_record, query
 
 HOUR_MS = 3_600_000
@@ -67,7 +67,7 @@ def any_event(chance: random.Random, number: int) -> UsageEvent:
     )  # fmt: skip
 
 
-def batch_of(events: Sequence[UsageEvent | ComputeRecord], book: PriceBook, first: int = 0) -> Batch:
+def batch_of(events: Sequence[AnyUsage], book: PriceBook, first: int = 0) -> Batch:
     records = [log_record(first + place, event.encode()) for place, event in enumerate(events)]
     return parse_batch(cut_of(records, NOON_MS), records, book)
 
@@ -252,6 +252,80 @@ def test_each_hour_of_a_worker_is_divided_among_its_attempts_and_idleness_to_the
     ]
     [(margins,)] = query(database, "SELECT sum(gpu_cost_pico) FROM margins")
     assert margins == sum(by_hand.values()) + sum(last.values())
+
+
+LINES = "SELECT * EXCEPT cost FROM gpu_costs ORDER BY ALL"
+PRICE = GpuPrice("default", "USD", 0, 1_999_999_999_999, 3)
+HOUR_PICO = 3 * 1_999_999_999_999
+
+
+def test_an_hour_in_which_a_worker_had_nothing_to_do_costs_what_any_other_does(
+    database: Database, store: ClickHouseStore
+) -> None:
+    """It is idle as a whole, also in a pool that another worker of that name is in."""
+    told = [
+        *(presence(hour_ms=NOON_MS + number * HOUR_MS) for number in (0, 1, 2)),
+        presence("worker-2", NOON_MS + HOUR_MS), presence("worker-2", NOON_MS + HOUR_MS, pool="free"),
+    ]  # fmt: skip
+    store.append_gpu_prices([PRICE, replace(PRICE, valid_from_ms=NOON_MS + 2 * HOUR_MS, gpu_hour_pico=7)])
+    store.insert(batch_of(told, PriceBook([])), again=False)
+    found = query(
+        database,
+        f"SELECT pool, worker_id, (toUnixTimestamp64Milli(hour) - {NOON_MS}) / 3600000 AS at, kind, currency,"
+        " engine_ms, cost_pico, tenant_id || project_id || model || response_id || attempt_id || outcome FROM gpu_costs"
+        " ORDER BY pool, worker_id, at",
+    )
+    assert found == [
+        ("default", "worker-1", 0, "idle", "USD", HOUR_MS, HOUR_PICO, ""),
+        ("default", "worker-1", 1, "idle", "USD", HOUR_MS, HOUR_PICO, ""),
+        ("default", "worker-1", 2, "idle", "USD", HOUR_MS, 21, ""),
+        ("default", "worker-2", 1, "idle", "USD", HOUR_MS, HOUR_PICO, ""),
+        ("free", "worker-2", 1, "idle", "", HOUR_MS, 0, ""),
+    ]
+    assert query(database, "SELECT pool, tenant_id, model, engine_ms, gpu_cost_pico FROM margins ORDER BY pool") == [
+        ("default", "", "", 4 * HOUR_MS, 3 * HOUR_PICO + 21), ("free", "", "", HOUR_MS, 0),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_presence_changes_no_line_of_an_hour_with_attempts_and_every_hour_adds_up_to_its_cost(
+    database: Database, store: ClickHouseStore, seed: int
+) -> None:
+    chance = random.Random(seed)
+    logged_at_ms = [NOON_MS + chance.randrange(4 * HOUR_MS) for _ in range(60)]
+    logged_at_ms[:3] = [NOON_MS, NOON_MS + HOUR_MS, NOON_MS + 2 * HOUR_MS]  # At the moment that presence stands for.
+    attempts = [
+        compute_record(number).model_copy(
+            update={
+                "worker_id": chance.choice(["w1", "w2", "w3"]),
+                "engine_ms": chance.choice([0, 1, chance.randrange(9_000), chance.randrange(2 * HOUR_MS)]),
+            }
+        )
+        for number in range(60)
+    ]
+    store.append_gpu_prices([PRICE])
+    store.insert(computed_at(batch_of(attempts, PriceBook([])), logged_at_ms), again=False)
+    before = query(database, LINES)
+    busy = set(query(database, "SELECT worker_id, toUnixTimestamp64Milli(hour) FROM gpu_costs"))
+    there = [
+        (worker_id, NOON_MS + number * HOUR_MS)
+        for worker_id in ("w1", "w2", "w4")
+        for number in range(-1, 7)
+        if chance.random() < 0.7
+    ]
+    told = [presence(*each) for each in there]
+    for first, copies in ((100, told), (200, told[::-1]), (300, [*told, *told])):
+        store.insert(batch_of(copies, PriceBook([]), first), again=False)
+        found = query(database, LINES)
+        assert [line for line in found if (line[3], int(line[0].timestamp() * 1_000)) in busy] == before
+        hours = query(
+            database,
+            "SELECT worker_id, toUnixTimestamp64Milli(hour), sum(cost_pico), countIf(kind = 'idle') FROM gpu_costs"
+            " GROUP BY ALL",
+        )
+        assert sorted(hours) == sorted((*each, HOUR_PICO, 1) for each in busy | {*there})
+    assert {*there} - busy, "hours without an attempt are among them"
+    assert {*there} & busy
 
 
 def test_a_margin_is_what_was_charged_less_what_its_engine_time_cost(

@@ -22,7 +22,7 @@ from billing_jobs.reading import (
 from schemas.codec import Undecodable
 from schemas.usage import UsageEvent
 from streams.log.port import LogRecord
-from tests.unit.billing_jobs.events import NOON_MS, compute_record, delivered_count, usage_event
+from tests.unit.billing_jobs.events import NOON_MS, compute_record, delivered_count, presence, usage_event
 
 STAGES = {"gateway": NOON_MS, "admission": NOON_MS + 3}
 SOUND = [
@@ -30,6 +30,7 @@ SOUND = [
     usage_event(2, billable=False, ending="cancelled"),
     compute_record(3),
     delivered_count(4),
+    presence(),
 ]
 EDGES = [
     0, -1, 1, 2**31, 2**31 + 1, 2**32, 2**53, 2**53 + 1, 2**63, 2**64, 10**30, NOON_MS - MAX_EVENT_AGE_MS,
@@ -119,7 +120,7 @@ def test_it_takes_and_refuses_what_the_schema_takes_and_refuses(raw: list[bytes 
     rows, unusable = one_by_one(records)
     read = read_records(records)
     assert read.unusable == unusable
-    for name in ("usage", "compute", "delivered"):
+    for name in ("usage", "compute", "delivered", "presence"):
         found: Columned[Any] = getattr(read, name)
         wanted = [row for row in rows if row.event.type == name]
         assert found == wanted
@@ -132,7 +133,7 @@ def test_it_takes_and_refuses_what_the_schema_takes_and_refuses(raw: list[bytes 
 def test_what_our_writers_write_is_never_read_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "read_one", None)
     read = read_records(logged([each.encode() for each in SOUND]))
-    assert (len(read.usage), len(read.compute), len(read.delivered)) == (2, 1, 1)
+    assert (len(read.usage), len(read.compute), len(read.delivered), len(read.presence)) == (2, 1, 1, 1)
 
 
 def test_one_that_is_not_sound_costs_its_neighbours_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

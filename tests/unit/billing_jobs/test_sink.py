@@ -21,7 +21,7 @@ from billing_jobs.store import StoredPosition
 from schemas.base import Scope
 from streams.log.memory import Crashed, Fault, FaultKind, MemoryConsumer
 from streams.log.port import LogError, TopicPartition
-from tests.unit.billing_jobs.events import compute_record, delivered_count, usage_event
+from tests.unit.billing_jobs.events import compute_record, delivered_count, presence, usage_event
 from tests.unit.billing_jobs.sink_world import (
     COST_PICO,
     PRICE,
@@ -39,9 +39,12 @@ def test_records_of_every_kind_reach_their_tables() -> None:
     put_usage(world, 0, 2)
     world.append(compute_record(0).encode(), 1)
     world.append(delivered_count(0).encode(), 2)
+    world.append(presence().encode(), 2)
     member = world.member()
     world.steps(member)
     assert world.stored_offsets() == [0, 1, 2]
+    assert len(world.store.column("worker_presence", "presence_id")) == 1
+    assert member.metric("sluice_billing_rows_total", table="worker_presence") == 1
     assert len(world.store.column("compute_records", "attempt_id")) == 1
     assert len(world.store.column("delivered_counts", "delivered_id")) == 1
     assert member.sink.progress.lag_records == 0

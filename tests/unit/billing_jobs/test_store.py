@@ -33,7 +33,7 @@ from schemas.usage import UsageEvent
 from streams.directory import Model
 from streams.log.port import LogRecord
 from tests.servers import proxy_of_the_environment
-from tests.unit.billing_jobs.events import NOON_MS, compute_record, delivered_count, usage_event
+from tests.unit.billing_jobs.events import NOON_MS, compute_record, delivered_count, presence, usage_event
 from tests.unit.billing_jobs.stores import MemoryStore
 
 MODEL = Model(name="tiny", path="models/tiny", pool="default", context_window=512)
@@ -110,13 +110,13 @@ def held(request: pytest.FixtureRequest) -> Iterator[Held]:
 
 
 def test_every_record_of_a_batch_reaches_its_table(held: Held) -> None:
-    held.store.insert(
-        batch_of([usage_event(1).encode(), compute_record(1).encode(), delivered_count(1).encode(), b"poison"]),
-        again=False,
-    )
+    records = [usage_event(1), compute_record(1), delivered_count(1), presence()]
+    held.store.insert(batch_of([*(record.encode() for record in records), b"poison"]), again=False)
     assert held.raw("usage_events", "usage_id") == [usage_event(1).usage_id]
     assert held.raw("compute_records", "attempt_id") == [compute_record(1).attempt_id]
     assert held.raw("delivered_counts", "delivered_id") == ["0-2"]
+    assert held.raw("worker_presence", "presence_id") == [f"local/default/worker-1/{NOON_MS}"]
+    assert held.raw("billing_batches", "presence_rows") == [1]
     assert held.raw("billing_batches", "dead_letters") == [1]
 
 
@@ -208,8 +208,10 @@ def test_a_cut_of_thousands_of_tenants_is_looked_up_again_within_a_servers_limit
 
 
 def test_what_is_looked_up_again_is_found_by_the_key_of_its_table(limited: ServersLimit) -> None:
-    batch = batch_of([compute_record(1).encode(), delivered_count(1).encode()])
+    batch = batch_of([compute_record(1).encode(), delivered_count(1).encode(), presence().encode()])
     ClickHouseStore(Connection(lambda: limited)).insert(batch, again=True)
+    [asked_of_worker] = [each for text, each in limited.queries if "worker_presence" in text]
+    assert (asked_of_worker["region"], asked_of_worker["worker_id"]) == (["local"], ["worker-1"])
     asked = [each for text, each in limited.queries if "compute_records" in text or "delivered_counts" in text]
     assert [each["response_id"] for each in asked] == [[compute_record(1).response_id]] * 2
 
@@ -299,8 +301,8 @@ def test_every_field_of_a_usage_event_is_stored(database: Database, store: Click
 
 
 def test_columns_are_declared_with_the_types_of_the_tables(database: Database) -> None:
-    mixed = [usage_event(1).encode(), compute_record(1).encode(), delivered_count(1).encode()]
-    for rows in tables_of(batch_of(mixed)):
+    mixed = [usage_event(1), compute_record(1), delivered_count(1), presence()]
+    for rows in tables_of(batch_of([record.encode() for record in mixed])):
         types = query(
             database,
             f"SELECT name, type FROM system.columns WHERE database = currentDatabase() AND table = '{rows.table}'",
@@ -308,6 +310,13 @@ def test_columns_are_declared_with_the_types_of_the_tables(database: Database) -
         declared = dict(types)
         assert dict(zip(rows.names, rows.types, strict=True)) == {name: declared[name] for name in rows.names}
         assert set(declared) - set(rows.names) <= {"inserted_at", "precedence"}
+
+
+def test_whatever_moment_of_an_hour_is_named_the_row_is_of_that_hour() -> None:
+    moments = [presence(hour_ms=NOON_MS + past_ms).encode() for past_ms in (0, 1, 3_599_999, 3_600_000)]
+    [rows, _] = tables_of(batch_of(moments))
+    assert [*rows.column("hour")] == [NOON_MS] * 3 + [NOON_MS + 3_600_000]
+    assert len({*rows.column("presence_id")}) == 2
 
 
 def test_a_machine_that_was_suspended_opens_its_hours_anew(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,7 +39,7 @@ def work() -> None:
     """A batch, and a closing, in their steps."""
     KafkaConsumer.commit(None, {})  # type: ignore[arg-type]
     store.ClickHouseStore._open_hours(None, None, ())  # type: ignore[arg-type]
-    for table in ("usage_events", "compute_records", "delivered_counts", "billing_batches"):
+    for table in ("usage_events", "compute_records", "delivered_counts", "worker_presence", "billing_batches"):
         store._insert(None, SimpleNamespace(table=table), {})  # type: ignore[arg-type]
     for name in ("count", "add", "decide", "record"):
         getattr(InvoiceTables, name)()
@@ -52,6 +52,7 @@ LAST_DONE = {
     "usage stored": "usage_events",
     "computations stored": "compute_records",
     "deliveries stored": "delivered_counts",
+    "presence stored": "worker_presence",
     "batch stored": "billing_batches",
     "usage counted": "count",
     "entries added": "add",

@@ -16,7 +16,7 @@ from schemas.price import PriceTold
 from schemas.request import AdmittedRequest, Lane, Message, ReplyTo, Request, Sampling, TextPart
 from schemas.responses import Release, Started, Terminal, TokenUsage
 from schemas.spent import SpentTotal
-from schemas.usage import ComputeRecord, DeliveredCount, UsageEvent
+from schemas.usage import ComputeRecord, DeliveredCount, Presence, UsageEvent
 from schemas.verdict import Verdict
 from schemas.worker import WorkerState
 
@@ -123,6 +123,7 @@ EXAMPLES: list[Record] = [
         model="sluice-tiny", prompt_tokens=3, cached_tokens=2, generated_tokens=3, engine_ms=20, outcome="completed",
     ),
     DeliveredCount(response_id=RESPONSE, scope=SCOPE, gateway_id="gateway-1", delivered_tokens=3),
+    Presence(scope=Scope(tenant_id="sluice"), worker_id="worker-1", pool="default", hour_ms=NOW - NOW % 3_600_000),
     Cancel(response_id=RESPONSE, scope=SCOPE, reason="client", requested_at_ms=NOW),
     Halt(response_id=RESPONSE, scope=SCOPE, reason="safety_halted"),
     AttemptVoid(

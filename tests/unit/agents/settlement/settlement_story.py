@@ -11,7 +11,7 @@ from schemas.base import Scope
 from schemas.codec import Undecodable
 from schemas.endings import EndingCode
 from schemas.request import Lane
-from schemas.usage import DeliveredCount, UsageEvent
+from schemas.usage import AnyUsage, UsageEvent
 from streams.directory import Limits, Tenant
 from streams.log.memory import MemoryLog
 from streams.log.port import LogProducer, TopicPartition
@@ -90,7 +90,7 @@ class Story:
         assert self.loop.run(call) == Reserved(tokens)
         self.loop.run(self.quota.decide("acme", LIMITS, response_id, route, tokens=tokens, deadline_ms=deadline_ms))
 
-    def used(self, event: UsageEvent | DeliveredCount | bytes, partition: int = 0) -> None:
+    def used(self, event: AnyUsage | bytes, partition: int = 0) -> None:
         value = event if isinstance(event, bytes) else event.encode()
         self.log.append(self.topics.usage.name, value, partition=partition)
 

@@ -9,7 +9,7 @@ from schemas.admission import Decision
 from schemas.base import Scope
 from schemas.dead_letter import DeadLetter
 from schemas.request import Lane
-from schemas.usage import DeliveredCount
+from schemas.usage import DeliveredCount, Presence
 from streams.log.memory import Fault, FaultKind
 from streams.log.port import LogConsumer, LogError, TopicPartition
 from tests.unit.agents.settlement.settlement_story import LIMITS, NOW, ROUTE, Story, usage
@@ -36,11 +36,13 @@ def test_what_is_not_billed_counts_nothing() -> None:
     assert used_tokens(usage(billable=False)) == 0
 
 
-def test_counts_without_a_price_are_passed_over(story: Story) -> None:
+def test_what_has_no_price_is_passed_over(story: Story) -> None:
     scope = Scope(tenant_id="acme")
     story.used(DeliveredCount(response_id="r1", scope=scope, gateway_id="g", delivered_tokens=4))
+    story.used(Presence(scope=scope, worker_id="w", pool="default", hour_ms=0))
     story.settle()
-    assert story.committed == 1
+    assert story.committed == 2
+    assert story.log.records(story.topics.dead_letters.name) == []
 
 
 @pytest.mark.parametrize("committed", [None, 5_000], ids=["a new group", "a log that lost its end"])

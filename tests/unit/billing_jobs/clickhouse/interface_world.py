@@ -28,7 +28,7 @@ from streams.keyring import Keyring
 from streams.settings import Settings
 from streams.toml_directory import TomlTenantDirectory
 from tests.clickhouse_server import serving
-from tests.unit.billing_jobs.events import compute_record, delivered_count, usage_event
+from tests.unit.billing_jobs.events import compute_record, delivered_count, presence, usage_event
 from tests.unit.billing_jobs.test_store import BOOK, MODEL, batch_of
 
 OPERATORS = "operators-password"
@@ -93,7 +93,8 @@ class World:
             record.model_copy(update={"scope": scope})
             for record in (compute_record(self.stored), delivered_count(self.stored))
         ]
-        batch = batch_of([*values, *(record.encode() for record in others)], 100 * self.stored, book=BOOK)
+        values += [record.encode() for record in others]
+        batch = batch_of([*values, presence(f"worker-{self.stored}").encode()], 100 * self.stored, book=BOOK)
         self.store.insert(batch, again=False)
         self.stored += rows
 

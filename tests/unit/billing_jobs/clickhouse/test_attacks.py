@@ -70,12 +70,14 @@ SELECT * FROM tables.usage_events
 SELECT * FROM `tables`.`usage_events`
 SELECT * FROM usage_events
 SELECT * FROM tables.compute_records
+SELECT * FROM tables.worker_presence
 SELECT * FROM tables.usage_hours
 SELECT * FROM usage_hours
 SELECT * FROM hours.summed
 SELECT 1 IN hours.summed
 DESCRIBE hours.summed
 SELECT * FROM compute_records
+SELECT * FROM worker_presence
 SELECT * FROM gpu_costs
 SELECT * FROM gpu_prices
 SELECT * FROM tables.gpu_prices

@@ -169,6 +169,7 @@ def test_every_query_of_the_guide_that_names_nothing_hidden_runs(acme: Ask) -> N
         ("SELECT reason FROM sluice.prices", "ACCESS_DENIED"),
         ("SELECT * FROM sluice.usage", "ACCESS_DENIED"),
         ("SELECT * FROM sluice.compute_records", "ACCESS_DENIED"),
+        ("SELECT * FROM sluice.worker_presence", "ACCESS_DENIED"),
         ("SELECT * FROM sluice.billing_batches", "ACCESS_DENIED"),
         ("SELECT * FROM url('http://127.0.0.1:1/', 'LineAsString')", "ACCESS_DENIED"),
         ("INSERT INTO sluice.prices (model) VALUES ('free')", "ACCESS_DENIED|READONLY"),

@@ -47,6 +47,7 @@ def test_a_tenants_analyst_sees_its_rows_and_the_operator_sees_all(acme: Analyst
     assert acme.rows(by_tenant) == [["acme", str(ROWS["acme"])]]
     assert operator.rows(by_tenant) == [[name, str(rows)] for name, rows in sorted(ROWS.items())]
     assert operator.rows("SELECT worker_id, engine_ms FROM compute_records")[0] == ["worker-1", "700"]
+    assert operator.rows("SELECT DISTINCT pool FROM worker_presence") == [["default"]]
 
 
 def test_a_tenants_analyst_reads_its_own_invoices_and_ledger(acme: Analyst, operator: Analyst) -> None:

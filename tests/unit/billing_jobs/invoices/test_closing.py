@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
+from billing_jobs.gpu_costs import GpuPrice
 from billing_jobs.invoices.amounts import InvoiceRefused
 from billing_jobs.invoices.desk import REPEATED_MS, CloseAsked, DropAsked
 from billing_jobs.invoices.tables import InvoiceTables
@@ -20,6 +21,7 @@ from billing_jobs.rollups.tables import ROLLER_SETTINGS
 from billing_jobs.store import Database
 from schemas.base import Scope
 from schemas.money import decimal_units
+from tests.unit.billing_jobs.events import compute_record, presence
 from tests.unit.billing_jobs.invoices.closing_world import (
     COST_PICO,
     DECEMBER,
@@ -30,6 +32,7 @@ from tests.unit.billing_jobs.invoices.closing_world import (
     ClosingWorld,
     event_in,
 )
+from tests.unit.billing_jobs.test_store import batch_of
 
 
 @pytest.fixture
@@ -150,6 +153,20 @@ def test_rows_that_are_gone_are_missed_and_never_credited(world: ClosingWorld) -
     assert world.desk.shown("acme", "2025-11")["invoices"] == [first]
     world.stored([event_in(NOVEMBER, 1)])
     assert world.desk.check("acme", "2025-11")["missing_events"] == 1, "what comes again is known"
+
+
+def test_what_gpus_cost_in_a_month_that_was_dropped_is_still_told(world: ClosingWorld) -> None:
+    idle = presence(hour_ms=NOVEMBER.start_ms + 3_600_000)
+    world.store.append_gpu_prices([GpuPrice("default", "USD", 0, 10**12, 2)])
+    world.store.insert(batch_of([idle.encode(), compute_record(1).encode()], 900), again=False)
+    world.stored([event_in(NOVEMBER, 1)])
+    world.closed(NOVEMBER)
+    world.summed()
+    costs = "SELECT * FROM gpu_costs ORDER BY hour, kind"
+    before = world.rows(costs)
+    assert {line[0].day for line in before} == {1, 21}
+    world.desk.drop_month(DropAsked(month="2025-11", actor="kim", reason="13 months"))
+    assert world.rows(costs) == before
 
 
 def by_hour(world: ClosingWorld) -> list[Any]:

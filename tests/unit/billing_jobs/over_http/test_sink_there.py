@@ -10,7 +10,7 @@ import pytest
 from billing_jobs.store import ClickHouseStore, Database, StoreError
 from streams.log.memory import Crashed
 from tests.clickhouse_server import PASSWORD, USER, Served, clickhouse_server
-from tests.unit.billing_jobs.events import compute_record, delivered_count
+from tests.unit.billing_jobs.events import compute_record, delivered_count, presence
 from tests.unit.billing_jobs.sink_world import World, crash, on_commit, put_usage
 from tests.unit.billing_jobs.test_store import execute, query
 
@@ -30,11 +30,13 @@ def test_records_of_every_kind_reach_their_tables_and_poison_the_dead_letters(wo
     put_usage(world, 0, 5)
     for partition, value in enumerate([b"poison", compute_record(0).encode(), delivered_count(0).encode()]):
         world.append(value, partition)
+    world.append(presence().encode(), 0)
     member = world.member()
     world.steps(member)
     assert stored(database) == [0, 1, 2, 3, 4, 5]
-    counts = "SELECT (SELECT count() FROM compute_records), (SELECT count() FROM delivered_counts)"
-    assert query(database, counts) == [(1, 1)]
+    tables = ("compute_records", "delivered_counts", "worker_presence")
+    counts = ", ".join(f"(SELECT count() FROM {table})" for table in tables)
+    assert query(database, f"SELECT {counts}") == [(1, 1, 1)]
     assert len(world.dead_letters()) == 1
     assert member.sink.progress.lag_records == 0
 

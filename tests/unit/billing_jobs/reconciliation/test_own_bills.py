@@ -14,7 +14,7 @@ from billing_jobs.reconciliation.own_bills import OwnPrices, Price, Unreadable, 
 from schemas.base import Scope
 from schemas.usage import UsageEvent
 from streams.log.port import LogRecord
-from tests.unit.billing_jobs.events import NOON_MS, compute_record, delivered_count, usage_event
+from tests.unit.billing_jobs.events import NOON_MS, compute_record, delivered_count, presence, usage_event
 
 FOR_ALL = ("", "", "", "")
 ROWS = [
@@ -119,11 +119,12 @@ def test_what_the_sink_gives_to_the_dead_letters_is_no_bill_here(value: bytes) -
     assert len(str(refused.value)) < 40, "it names a field, and shows no value"
 
 
-def test_what_a_viewer_had_is_known_by_its_place_and_what_an_attempt_cost_is_passed_over() -> None:
+def test_what_a_viewer_had_is_known_by_its_place_and_what_workers_say_is_passed_over() -> None:
     assert read(delivered_count(3).encode(), 2, 9, NOON_MS, OWN) == Delivered(
         "2-9", delivered_count(3).response_id, "acme", 30
     )
-    assert read(compute_record().encode(), 2, 9, NOON_MS, OWN) is None
+    for other in (compute_record(), presence()):
+        assert read(other.encode(), 2, 9, NOON_MS, OWN) is None
 
 
 def test_of_two_bills_of_one_id_the_one_that_tells_more_counts_as_in_the_table() -> None:
