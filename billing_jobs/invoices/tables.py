@@ -23,7 +23,7 @@ from billing_jobs.invoices.counting import (
     count_with,
     total_of,
 )
-from billing_jobs.rollups.tables import count_kept, dropped_months, keep_sums
+from billing_jobs.rollups.tables import Summed, count_kept, dropped_months, keep_sums, summed
 from billing_jobs.rows import INSERT_SETTINGS, NAME, TEXT, TIME, insert_once
 from billing_jobs.store import ClickHouseStore, Connection, StoreError
 from schemas.month import Month
@@ -79,11 +79,14 @@ class Headline:
 
 @dataclass(frozen=True, slots=True)
 class OldPart:
-    """The one part in which the engine has all events of a month, until another comes; `event_id` is one of them."""
+    """The one part in which the engine has all events of a month, until another comes; `event_id` is one of them.
+    `summed`: what counted of the month before it was looked for.
+    """
 
     name: str
     events: int
     event_id: str
+    summed: Summed
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +221,7 @@ class InvoiceTables:
         """All events of a month, each once, in one part; None where there are none, or some came meanwhile."""
         partition = f"{month.year}{month.month:02d}"
         with self._connection.client() as client:
+            before = summed(client, int(partition))
             client.command(f"OPTIMIZE TABLE usage_events PARTITION ID '{partition}' FINAL")
         parts = self._rows(
             "SELECT name, rows FROM system.parts WHERE database = currentDatabase() AND table = 'usage_events'"
@@ -228,7 +232,7 @@ class InvoiceTables:
             return None
         [[name, events]] = parts
         [[event_id]] = self._rows("SELECT min(usage_id) FROM usage_events WHERE _part = {part:String}", part=name)
-        return OldPart(str(name), int(events), event_id) if event_id else None
+        return OldPart(str(name), int(events), event_id, before) if event_id else None
 
     def tenants_of(self, month: Month) -> list[str]:
         """Those with usage that is charged, or waits for a price."""
@@ -271,7 +275,7 @@ class InvoiceTables:
            before its events have left.
         """
         with self._connection.writing() as client:
-            keep_sums(client, int(f"{month.year}{month.month:02d}"), part.event_id)
+            keep_sums(client, int(f"{month.year}{month.month:02d}"), part.event_id, part.summed)
             row = [_date(month), part.events, actor, reason, now_ms]
             _insert(client, "dropped_months", _DROPPED_COLUMNS, [row], {"insert_deduplicate": 0})
         try:

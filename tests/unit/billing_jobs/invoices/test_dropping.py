@@ -11,11 +11,12 @@ from prometheus_client import CollectorRegistry
 from billing_jobs.gpu_costs import GpuPrice
 from billing_jobs.invoices import tables as invoice_tables
 from billing_jobs.invoices.amounts import InvoiceRefused
-from billing_jobs.invoices.desk import DropAsked
+from billing_jobs.invoices.desk import DropAsked, InvoiceDesk
 from billing_jobs.metrics import BillingMetrics
 from billing_jobs.rollups.roller import LOOK_PERIOD_S, PUT_OFF_S, Roller
 from billing_jobs.rollups.tables import ROLLER_SETTINGS, have_left
 from billing_jobs.store import Database
+from schemas.month import Month
 from tests.unit.billing_jobs.events import compute_record
 from tests.unit.billing_jobs.invoices.closing_world import (
     COST_PICO,
@@ -97,6 +98,34 @@ def test_what_was_merged_with_a_late_event_stays_until_that_is_on_an_invoice(
     world.summed()
     assert world.desk.drop_month(DROP)["events"] == 3
     assert shown(world) == (3, 3 * COST_PICO)
+
+
+def test_a_late_event_that_was_summed_before_the_others_leave_is_shown_once(
+    world: ClosingWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The part is known, and the last tenant found invoiced, when the event comes into a part of its own; its hour is
+    summed with it before the sums are kept. They would be kept with it, and it stays: it would be counted twice.
+    """
+    look = InvoiceDesk._require_invoiced
+
+    def slow(desk: InvoiceDesk, tenant_id: str, month: Month) -> None:
+        look(desk, tenant_id, month)
+        world.stored([event_in(NOVEMBER, 7)])
+        world.summed()
+
+    with monkeypatch.context() as late:
+        late.setattr(InvoiceDesk, "_require_invoiced", slow)
+        with pytest.raises(InvoiceRefused, match="more usage of 2025-11 came just now; ask again later"):
+            world.desk.drop_month(DROP)
+    assert shown(world) == (3, 3 * COST_PICO)
+    world.summed()
+    assert shown(world) == (3, 3 * COST_PICO)
+    with pytest.raises(InvoiceRefused, match="came after its invoice"):
+        world.desk.drop_month(DROP)
+    world.closed(DECEMBER)
+    assert world.desk.drop_month(DROP)["events"] == 3
+    world.summed()
+    assert shown(world)[0] == 3
 
 
 def test_a_month_that_stays_is_looked_at_seldom_and_may_be_dropped_later(
