@@ -21,6 +21,7 @@ MIGRATIONS = {
     12: "12_forgotten.sql",
     14: "14_margins.sql",
     15: "15_forgotten_looks.sql",
+    16: "16_decided_batches.sql",
 }
 """Schema version → the statements that lead to it from the one before."""
 _VIEWS = {8: usage_views, 9: invoice_views}

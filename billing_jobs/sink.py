@@ -11,9 +11,10 @@ import structlog
 from billing_jobs.cut import Batch, CutPlanner, check_log, parse_batch, priced
 from billing_jobs.haste import Haste
 from billing_jobs.metrics import BillingMetrics
+from billing_jobs.positions import StoredPosition
 from billing_jobs.pricing import PRICES_SETTLE_MS, PriceBook, PriceRow
 from billing_jobs.reading import Unusable
-from billing_jobs.store import BatchStore, StoredPosition, StoreError
+from billing_jobs.store import BatchStore, StoreError
 from streams.clocks import is_due, monotonic_ms
 from streams.dead_letters import letter_of
 from streams.log.port import LogConsumer, LogError, LogProducer, ProducerQueueFull, TopicPartition
@@ -158,6 +159,8 @@ class Sink:
         self._pending: _Pending | None = None
         self._paused: set[TopicPartition] = set()
         self._stored: dict[TopicPartition, StoredPosition] = {}
+        self._decisions: dict[TopicPartition, int] = {}
+        """Of an operator, by when the partition was taken over."""
         self._progress_due_ms = 0
         self.progress = Progress(0, 0, 0)
         consumer.subscribe([usage_topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked)
@@ -274,8 +277,10 @@ class Sink:
                 self._consumer.seek(partition, start)
                 self._unpositioned.discard(partition)
                 self._stored.pop(partition, None)
+                self._decisions[partition] = 0
                 if stored is not None:
                     self._stored[partition] = stored
+                    self._decisions[partition] = stored.decisions
                 _log.info("partition_taken", partition=partition.partition, offset=start)
         except LogError as error:
             if not error.retriable:
@@ -290,7 +295,8 @@ class Sink:
         planned = self._planner.due(self._clock_ms())
         if planned is None:
             return
-        batch = parse_batch(planned.cut, planned.records, self._book, self._log_id)
+        decisions = self._decisions[planned.cut.source]
+        batch = parse_batch(planned.cut, planned.records, self._book, self._log_id, decisions=decisions)
         stage = _Stage.INSERT if planned.committed else _Stage.DEAD_LETTERS
         self._pending = _Pending(batch, stage, recovered=planned.committed)
 

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from billing_jobs.cut import Batch
+from billing_jobs.positions import StoredPosition
 from billing_jobs.pricing import PRICES_SETTLE_MS
 from billing_jobs.sink import (
     GROUP,
@@ -19,7 +20,6 @@ from billing_jobs.sink import (
     backoff_ms,
     measure,
 )
-from billing_jobs.store import StoredPosition
 from schemas.base import Scope
 from streams.log.memory import Crashed, Fault, FaultKind, MemoryConsumer
 from streams.log.port import LogError, TopicPartition
