@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import structlog
 import uvicorn
@@ -117,21 +117,48 @@ def make_sink(
     )
 
 
+class Part(Protocol):
+    """Of billing: what a thread of its own runs."""
+
+    def run(self, stop: threading.Event) -> None: ...
+
+    def close(self) -> None: ...
+
+
 @contextmanager
-def running(part: Sink | Roller, ended: threading.Event, errors: list[Exception]) -> Iterator[None]:
-    """Runs it in a thread; `ended` is set when it stops by itself, with the reason in `errors`."""
+def running(part: Part, ended: threading.Event, errors: list[Exception]) -> Iterator[None]:
+    """Runs it in a thread; `ended` is set when it stops by itself, with the reason in `errors`, before whatever it
+    meets when it is closed.
+    """
 
     def run(stop: threading.Event) -> None:
         try:
-            with closing(part):
-                part.run(stop)
-        except Exception as error:  # noqa: BLE001 - handed to the main thread, which ends the process with it
-            errors.append(error)
+            for step in (partial(part.run, stop), part.close):
+                try:
+                    step()
+                except Exception as error:  # noqa: BLE001 - handed to the main thread, which ends the process with it
+                    errors.append(error)
         finally:
             ended.set()
 
     with in_thread(type(part).__name__.lower(), run):
         yield
+
+
+def code_of_end(errors: Sequence[Exception], billed: BilledTeller) -> int:
+    """Says why it ended: the first error is the reason. What the log has lost is told where the log takes it; where it
+    does not, the next start finds the same and tells it.
+    """
+    if not errors:
+        return 0
+    reason = errors[0]
+    _log.error("billing_ends", error=f"{type(reason).__name__}: {reason}")
+    if isinstance(reason, RecordsLost):
+        try:
+            billed.tell(Progress(0, 0, now_ms(), lost_records=reason.count))
+        except LogError as error:
+            _log.warning("loss_not_told", records=reason.count, error=str(error))
+    return EXIT_FAILED
 
 
 class Server(uvicorn.Server):
@@ -234,7 +261,7 @@ def _run(settings: Settings) -> int:
             progress=lambda: sink.progress,
             usage_cache_s=settings.billing.usage_cache_s,
         )
-        clerk = stack.enter_context(closing(invoice_desk(invoices, lambda: sink.progress.stored_through_ms)))
+        clerk = stack.enter_context(closing(invoice_desk(invoices, lambda: sink.progress.proven_through_ms)))
         add_invoice_routes(app, clerk)
         add_forget_routes(app, stack.enter_context(closing(forget_desk(database.connection()))))
         configs.append(ServerConfig(app, settings.billing.host, settings.billing.port, metrics))
@@ -254,12 +281,7 @@ def _run(settings: Settings) -> int:
         stack.enter_context(running(roller, ended, errors))
         collect_seldom()
         asyncio.run(serve(servers, ended))
-    if errors:
-        _log.error("billing_ends", error=f"{type(errors[0]).__name__}: {errors[0]}")
-        if isinstance(errors[0], RecordsLost):
-            billed.tell(Progress(0, 0, now_ms(), lost_records=errors[0].count))
-        return EXIT_FAILED
-    return 0
+    return code_of_end(errors, billed)
 
 
 def main() -> int:

@@ -140,7 +140,9 @@ def _sha256(records: Iterable[LogRecord]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A cut with its records sorted by table. `charges` stands beside `usage`, row for row."""
+    """A cut with its records sorted by table. `charges` stands beside `usage`, row for row. `decisions`: how many an
+    operator had made of its partition when whoever cut it took it over.
+    """
 
     cut: Cut
     first_logged_at_ms: int
@@ -152,9 +154,12 @@ class Batch:
     delivered: Events[DeliveredCount]
     presence: Events[Presence]
     unusable: list[Unusable]
+    decisions: int = 0
 
 
-def parse_batch(cut: Cut, records: Sequence[LogRecord], book: PriceBook, log_id: str = "") -> Batch:
+def parse_batch(
+    cut: Cut, records: Sequence[LogRecord], book: PriceBook, log_id: str = "", *, decisions: int = 0
+) -> Batch:
     """Depends on its arguments alone: the same cut read again gives the same batch."""
     read = read_records(records)
     return Batch(
@@ -168,6 +173,7 @@ def parse_batch(cut: Cut, records: Sequence[LogRecord], book: PriceBook, log_id:
         delivered=read.delivered,
         presence=read.presence,
         unusable=read.unusable,
+        decisions=decisions,
     )
 
 

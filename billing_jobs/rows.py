@@ -204,6 +204,7 @@ _BATCH: list[Column[Batch]] = [
     _batch_column("sha256", "FixedString(64)", attrgetter("cut.sha256")),
     _batch_column("row_schema", "UInt16", attrgetter("cut.row_schema")),
     _batch_column("log_id", NAME, attrgetter("log_id")),
+    _batch_column("decisions", "Int64", attrgetter("decisions")),
     _batch_column("first_logged_at", TIME, attrgetter("first_logged_at_ms")),
     _batch_column("last_logged_at", TIME, attrgetter("last_logged_at_ms")),
 ]

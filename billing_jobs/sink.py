@@ -11,9 +11,10 @@ import structlog
 from billing_jobs.cut import Batch, CutPlanner, check_log, parse_batch, priced
 from billing_jobs.haste import Haste
 from billing_jobs.metrics import BillingMetrics
+from billing_jobs.positions import StoredPosition
 from billing_jobs.pricing import PRICES_SETTLE_MS, PriceBook, PriceRow
 from billing_jobs.reading import Unusable
-from billing_jobs.store import BatchStore, StoredPosition, StoreError
+from billing_jobs.store import BatchStore, StoreError
 from streams.clocks import is_due, monotonic_ms
 from streams.dead_letters import letter_of
 from streams.log.port import LogConsumer, LogError, LogProducer, ProducerQueueFull, TopicPartition
@@ -37,14 +38,24 @@ _log = structlog.get_logger()
 class Progress:
     """How far the tables are behind the log, as seen at `observed_at_ms`.
 
-    Every record that was in the log by `stored_through_ms` is in the tables; 0 while nothing is known. `lost_records`
-    of those behind are not in the log any more.
+    Every record that was in the log by `stored_through_ms` is in the tables; 0 while nothing is known. Where nothing is
+    behind that is a time of this machine's clock. `lost_records` of those behind are not in the log any more.
     """
 
     lag_records: int
     stored_through_ms: int
     observed_at_ms: int
     lost_records: int = 0
+    newest_logged_at_ms: int = 0
+    """Of what was stored before anybody looked how far the log goes, by the broker's clock."""
+
+    @property
+    def proven_through_ms(self) -> int:
+        """As `stored_through_ms`, but never beyond what the log's own clock has shown: a clock of ours that is ahead
+        moves it no further. It stands still while nothing is logged.
+        """
+        # What was logged in that millisecond may not all have been there.
+        return min(self.stored_through_ms, max(0, self.newest_logged_at_ms - 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +67,12 @@ class PartitionProgress:
     stored: StoredPosition | None
 
 
-def measure(partitions: Iterable[PartitionProgress], observed_at_ms: int) -> Progress:
-    """`observed_at_ms` was read before the end offsets were. Record times are the broker's append times."""
+def measure(
+    partitions: Iterable[PartitionProgress], observed_at_ms: int, newest_logged_at_ms: int = 0
+) -> Progress:  # fmt: skip
+    """`observed_at_ms` and `newest_logged_at_ms` were read before the end offsets were. Record times are the broker's
+    append times.
+    """
     lag_records, through_ms, lost_records = 0, observed_at_ms, 0
     for partition in partitions:
         if partition.stored is not None:
@@ -67,7 +82,7 @@ def measure(partitions: Iterable[PartitionProgress], observed_at_ms: int) -> Pro
             lag_records += partition.end_offset - next_offset
             # What was logged in the same millisecond as the last stored record may not be stored.
             through_ms = min(through_ms, max(0, partition.stored.logged_at_ms - 1) if partition.stored else 0)
-    return Progress(lag_records, through_ms, observed_at_ms, lost_records)
+    return Progress(lag_records, through_ms, observed_at_ms, lost_records, newest_logged_at_ms)
 
 
 def backoff_ms(failures: int) -> int:
@@ -144,6 +159,8 @@ class Sink:
         self._pending: _Pending | None = None
         self._paused: set[TopicPartition] = set()
         self._stored: dict[TopicPartition, StoredPosition] = {}
+        self._decisions: dict[TopicPartition, int] = {}
+        """Of an operator, by when the partition was taken over."""
         self._progress_due_ms = 0
         self.progress = Progress(0, 0, 0)
         consumer.subscribe([usage_topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked)
@@ -260,8 +277,10 @@ class Sink:
                 self._consumer.seek(partition, start)
                 self._unpositioned.discard(partition)
                 self._stored.pop(partition, None)
+                self._decisions[partition] = 0
                 if stored is not None:
                     self._stored[partition] = stored
+                    self._decisions[partition] = stored.decisions
                 _log.info("partition_taken", partition=partition.partition, offset=start)
         except LogError as error:
             if not error.retriable:
@@ -276,7 +295,8 @@ class Sink:
         planned = self._planner.due(self._clock_ms())
         if planned is None:
             return
-        batch = parse_batch(planned.cut, planned.records, self._book, self._log_id)
+        decisions = self._decisions[planned.cut.source]
+        batch = parse_batch(planned.cut, planned.records, self._book, self._log_id, decisions=decisions)
         stage = _Stage.INSERT if planned.committed else _Stage.DEAD_LETTERS
         self._pending = _Pending(batch, stage, recovered=planned.committed)
 
@@ -413,6 +433,7 @@ class Sink:
         if not is_due(self._progress_due_ms, now_ms, PROGRESS_PERIOD_MS):
             return
         self._progress_due_ms = now_ms + PROGRESS_PERIOD_MS
+        newest_logged_at_ms = max((each.logged_at_ms for each in self._stored.values()), default=0)
         try:
             partitions = [self._partition_progress(each) for each in self._consumer.partitions(self._topic)]
         except LogError as error:
@@ -420,7 +441,7 @@ class Sink:
                 raise
             _log.warning("progress_unknown", error=str(error), repeats=True)
         else:
-            self.progress = measure(partitions, now_ms)
+            self.progress = measure(partitions, now_ms, newest_logged_at_ms)
             self._metrics.lag_records.set(self.progress.lag_records)
         self._metrics.lag_seconds.set((now_ms - self.progress.stored_through_ms) / 1_000)
 

@@ -6,7 +6,6 @@ to prefix the next answer with the failed query's output), so every error replac
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -25,6 +24,7 @@ from billing_jobs.cut import Batch
 from billing_jobs.embedded import EMBEDDED_DATABASE, EngineFailed, EngineMissing, start_engine
 from billing_jobs.forgotten import Forgetting
 from billing_jobs.gpu_costs import GpuPrice
+from billing_jobs.positions import OperatorsDecision, StoredPosition, stored_position
 from billing_jobs.price_tables import (
     MadeChange,
     finish_last_change,
@@ -43,7 +43,7 @@ from billing_jobs.repricing import reprice
 from billing_jobs.rollups.hours import OpenHours, hours_of
 from billing_jobs.rollups.tables import store_marks
 from billing_jobs.rows import INSERT_SETTINGS, NAME, TEXT, TableRows, always, insert_once, tables_of
-from billing_jobs.schema_steps import MIGRATIONS, SCHEMA_VERSION, schema_statements
+from billing_jobs.schema_steps import SCHEMA_VERSION, STEPS, schema_statements
 from streams.clocks import monotonic_ms
 from streams.settings import BillingSettings, Settings
 
@@ -86,28 +86,6 @@ class SchemaTooNew(Exception):
     """The tables were made by a newer program."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoredPosition:
-    """Everything below `next_offset` of a partition is stored; the last of it was logged at `logged_at_ms`, 0 where an
-    operator decided the position. `log_id` is empty where it was not noted.
-    """
-
-    next_offset: int
-    logged_at_ms: int
-    log_id: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class OperatorsDecision:
-    """In the log `log_id` a partition's billing goes on at `next_offset`. `reason` is for the audit."""
-
-    topic: str
-    partition: int
-    next_offset: int
-    log_id: str
-    reason: str
-
-
 class BatchStore(Protocol):
     """Where batches go. One contract suite holds every implementation.
 
@@ -119,7 +97,7 @@ class BatchStore(Protocol):
         """`again`: an earlier call for this cut may have reached the store, so its outcome is verified."""
 
     def stored_position(self, topic: str, partition: int) -> StoredPosition | None:
-        """As the last decision says, until a batch is inserted after it; None before the partition's first batch."""
+        """As the last decision says, until a batch is inserted that was cut under it; None before the first batch."""
 
     def decide(self, decision: OperatorsDecision) -> None:
         """No batch of the partition is being inserted meanwhile."""
@@ -287,7 +265,7 @@ def _migrate(client: Any, *, is_replicated: bool) -> None:
             client.command(replicated(statement) if is_replicated else statement)
 
     run(0)
-    for version in sorted(version for version in MIGRATIONS if version <= SCHEMA_VERSION):
+    for version in (version for version in STEPS[1:] if version <= SCHEMA_VERSION):
         # Before each step: another process may be making them too.
         if _schema_version(client) >= version:
             continue
@@ -339,22 +317,7 @@ class ClickHouseStore:
 
     def stored_position(self, topic: str, partition: int) -> StoredPosition | None:
         with self._connection.client() as client:
-            place = {"topic": topic, "partition": partition}
-            decided = client.query(
-                "SELECT next_offset, 0, log_id, toUnixTimestamp64Milli(decided_at) FROM billing_decisions"
-                " WHERE topic = {topic:String} AND partition = {partition:UInt32} ORDER BY decided_at DESC LIMIT 1",
-                parameters=place,
-            ).result_rows
-            found = client.query(
-                "SELECT last_offset + 1, toUnixTimestamp64Milli(last_logged_at), log_id FROM billing_batches"
-                " WHERE topic = {topic:String} AND partition = {partition:UInt32}"
-                " AND inserted_at > fromUnixTimestamp64Milli({since_ms:Int64}, 'UTC')"
-                " ORDER BY topic DESC, partition DESC, first_offset DESC, last_offset DESC LIMIT 1",
-                parameters={**place, "since_ms": decided[0][3] if decided else 0},
-            ).result_rows
-        if found:
-            return StoredPosition(*found[0])
-        return StoredPosition(*decided[0][:3]) if decided else None
+            return stored_position(client, topic, partition)
 
     def decide(self, decision: OperatorsDecision) -> None:
         columns = [
@@ -407,7 +370,7 @@ class ClickHouseStore:
     def cut_forgotten(self) -> None:
         """What was inserted, or begun to be forgotten, by who died meanwhile. Raises StoreError."""
         with self._connection.writing() as client:
-            self._forgetting.cut_stored(client)
+            self._forgetting.cut_stored_since(client)
 
     def rest(self) -> None:
         """Closes hours that were written to; they may be rolled then."""

@@ -23,9 +23,9 @@ from billing_jobs.invoices.counting import (
     count_with,
     total_of,
 )
-from billing_jobs.rollups.tables import count_kept, dropped_months, keep_sums
+from billing_jobs.rollups.tables import Summed, count_kept, dropped_months, keep_sums, summed
 from billing_jobs.rows import INSERT_SETTINGS, NAME, TEXT, TIME, insert_once
-from billing_jobs.store import ClickHouseStore, Connection
+from billing_jobs.store import ClickHouseStore, Connection, StoreError
 from schemas.month import Month
 
 MAX_ENTRIES = 10_000
@@ -36,6 +36,8 @@ _ENTRIES = (
 )
 MAX_TOLD = 10_000
 """Invoices, or open months, in one list."""
+_PART_GONE = {232, 384}
+"""Codes of the engine's: it has no such part (any more), or is rewriting it."""
 _ENTRY_COLUMNS = (
     ("entry_id", TEXT), ("closing_id", NAME), ("tenant_id", NAME), ("month", "Date"), ("kind", NAME),
     ("amount_pico", "Int128"), ("currency", NAME), ("reason", TEXT), ("actor", TEXT), ("recorded_at", TIME),
@@ -77,11 +79,14 @@ class Headline:
 
 @dataclass(frozen=True, slots=True)
 class OldPart:
-    """The one part in which the engine has all events of a month, until another comes; `event_id` is one of them."""
+    """The one part in which the engine has all events of a month, until another comes; `event_id` is one of them.
+    `summed`: what counted of the month before it was looked for.
+    """
 
     name: str
     events: int
     event_id: str
+    summed: Summed
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +221,7 @@ class InvoiceTables:
         """All events of a month, each once, in one part; None where there are none, or some came meanwhile."""
         partition = f"{month.year}{month.month:02d}"
         with self._connection.client() as client:
+            before = summed(client, int(partition))
             client.command(f"OPTIMIZE TABLE usage_events PARTITION ID '{partition}' FINAL")
         parts = self._rows(
             "SELECT name, rows FROM system.parts WHERE database = currentDatabase() AND table = 'usage_events'"
@@ -226,7 +232,7 @@ class InvoiceTables:
             return None
         [[name, events]] = parts
         [[event_id]] = self._rows("SELECT min(usage_id) FROM usage_events WHERE _part = {part:String}", part=name)
-        return OldPart(str(name), int(events), event_id) if event_id else None
+        return OldPart(str(name), int(events), event_id, before) if event_id else None
 
     def tenants_of(self, month: Month) -> list[str]:
         """Those with usage that is charged, or waits for a price."""
@@ -250,28 +256,38 @@ class InvoiceTables:
         return int(rows[0][0])
 
     def dropped(self, month: Month) -> int | None:
-        """When its events left, in Unix milliseconds; None: they did not."""
+        """When its events left, in Unix milliseconds; None: they did not, though that may be written down."""
         rows = self._rows(
             "SELECT toUnixTimestamp64Milli(max(dropped_at)) FROM dropped_months WHERE month = {month:Date}"
+            " AND toYYYYMM(month) IN (SELECT toYYYYMM(hour) FROM usage_hours WHERE tenant_id = '' AND kind = 'kept')"
             " HAVING count() > 0",
             month=month.first_day,
         )
         return int(rows[0][0]) if rows else None
 
-    def drop(self, month: Month, part: OldPart, actor: str, reason: str, now_ms: int) -> None:
-        """Killed right after each of these steps it leaves behind:
+    def drop(self, month: Month, part: OldPart, actor: str, reason: str, now_ms: int) -> bool:
+        """False: its part was merged or rewritten since it was looked at, with what came or as it was, and all of it is
+        there. Killed right after each of these steps it leaves behind:
 
         1. what the views show of it kept, or nothing done (NotSummed): that does not count, nothing happened;
         2. written down that it leaves: likewise;
-        3. its one part gone, or not, if that was merged with others since (StoreError): what was kept counts when
-           the roller looks next, or the month is dropped again, and not before its events have left.
+        3. its one part gone: what was kept counts when the roller looks next, or the month is dropped again, and not
+           before its events have left.
         """
         with self._connection.writing() as client:
-            keep_sums(client, int(f"{month.year}{month.month:02d}"), part.event_id)
+            keep_sums(client, int(f"{month.year}{month.month:02d}"), part.event_id, part.summed)
             row = [_date(month), part.events, actor, reason, now_ms]
             _insert(client, "dropped_months", _DROPPED_COLUMNS, [row], {"insert_deduplicate": 0})
-            client.command(f"ALTER TABLE usage_events DROP PART {format_str(part.name)}")
+        try:
+            with self._connection.writing() as client:
+                client.command(f"ALTER TABLE usage_events DROP PART {format_str(part.name)}")
+        except StoreError as error:
+            if error.code not in _PART_GONE:
+                raise
+            return False
+        with self._connection.writing() as client:
             count_kept(client, dropped_months(client))
+        return True
 
     def end_drops(self) -> None:
         """What is left of one that was killed."""

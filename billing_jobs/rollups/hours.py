@@ -28,7 +28,8 @@ knows. Where they cover the same, either is right, or the hour is not settled.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-HOUR_MS = 3_600_000
+from streams.clocks import HOUR_MS
+
 SPAN_MS = 300_000
 """How long a writer may go on writing to an hour that it has opened once."""
 LOST_MS = 3_600_000
@@ -37,13 +38,8 @@ NONCE_BITS = 24
 """Of a generation: tells rollups apart that cover the same."""
 
 
-def hour_of(at_ms: int) -> int:
-    """Its start, in Unix milliseconds."""
-    return at_ms - at_ms % HOUR_MS
-
-
 def hours_of(at_ms: Iterable[int]) -> set[int]:
-    """The starts of all."""
+    """The starts of all: of every row that is inserted, so without a call for each."""
     return {each - each % HOUR_MS for each in at_ms}
 
 
@@ -119,6 +115,27 @@ class Rollup:
     hour_ms: int
     steps: dict[str, int]
     generation: int
+
+
+class LooksInVain:
+    """Months that were not found dropped are looked at again after `first_s`, then twice as long each time, up to
+    `longest_s`. Pure.
+    """
+
+    def __init__(self, first_s: float, longest_s: float) -> None:
+        self._first_s, self._longest_s = first_s, longest_s
+        self._waits: dict[int, tuple[float, float]] = {}
+        """How long, and until when."""
+
+    def due(self, months: Iterable[int], now_s: float) -> list[int]:
+        """Of those that wait to be dropped. Others are forgotten."""
+        self._waits = {month: self._waits[month] for month in months if month in self._waits}
+        return [month for month in months if month not in self._waits or self._waits[month][1] <= now_s]
+
+    def stayed(self, month: int, now_s: float) -> None:
+        last_s, _ = self._waits.get(month, (0.0, 0.0))
+        wait_s = min(self._longest_s, 2 * last_s) if last_s else self._first_s
+        self._waits[month] = wait_s, now_s + wait_s
 
 
 def next_rollup(seen: Iterable[WriterSeen], now_ms: int, nonce: Callable[[], int]) -> Rollup | None:

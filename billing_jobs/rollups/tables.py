@@ -1,6 +1,7 @@
 """Marks and rollups in ClickHouse. Calls block and raise as the client does."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from billing_jobs.rollups.hours import Mark, Rollup, WriterSeen
@@ -57,7 +58,7 @@ _HOURS_OF_MONTH = """
     )
     GROUP BY hour
 """
-_IS_OPEN = f"SELECT max(is_open) FROM ({_HOURS_OF_MONTH})"  # noqa: S608 - the same
+_SUMMED = f"SELECT max(is_open), groupBitXor(cityHash64(hour, settled)) FROM ({_HOURS_OF_MONTH})"  # noqa: S608 - the same
 _KEEP = f"""
     INSERT INTO usage_hours (kind, writer, version, hour, {_DIMENSIONS}, {_FIGURES})
     WITH to_keep AS (SELECT hour, settled FROM ({_HOURS_OF_MONTH}) WHERE settled > known)
@@ -141,30 +142,55 @@ def store_rollup(client: Any, rollup: Rollup) -> None:
 
 
 class NotSummed(Exception):
-    """An hour of the month is open, or waits to be summed."""
+    """An hour of the month is open, or waits to be summed, or was summed anew."""
 
 
-def keep_sums(client: Any, month: int, leaving: str) -> None:
+@dataclass(frozen=True, slots=True)
+class Summed:
+    """Which sums of a month's hours count. Those that count later are others."""
+
+    is_open: bool
+    sums: int
+
+
+def summed(client: Any, month: int) -> Summed:
+    """As of now."""
+    is_open, sums = client.query(_SUMMED, parameters={"month": month}).first_row
+    return Summed(bool(is_open), int(sums))
+
+
+def keep_sums(client: Any, month: int, leaving: str, those: Summed) -> None:
     """Before the events of a month (`yyyymm`) leave `usage_events`, of its hours to be read beside what comes later:
-    from `count_kept` on, which does nothing as long as the event `leaving` is there. Raises NotSummed.
+    from `count_kept` on, which does nothing as long as the event `leaving` is there. `those` counted before it was
+    looked at which events leave: an event that came since is in none of them, and stays. Raises NotSummed.
     """
-    asked = {"month": month}
-    if client.query(_IS_OPEN, parameters=asked).first_row[0]:
-        raise NotSummed(f"not all hours of {month // 100}-{month % 100:02d} are summed yet")
-    client.command(_KEEP, parameters={**asked, "leaving": leaving}, settings=ROLLER_SETTINGS)
+    named = f"{month // 100}-{month % 100:02d}"
+    if those.is_open:
+        raise NotSummed(f"not all hours of {named} are summed yet")
+    client.command(_KEEP, parameters={"month": month, "leaving": leaving}, settings=ROLLER_SETTINGS)
+    # Sums only ever give way to later ones: if they are the same now, they were when they were kept.
+    if summed(client, month) != those:
+        raise NotSummed(f"more usage of {named} came just now")
+
+
+def staged_months(client: Any) -> dict[int, list[str]]:
+    """Months whose sums are kept and do not count yet: they are being dropped, or that died or failed. With events by
+    which `have_left` knows.
+    """
+    return {int(month): list(ids) for month, ids in client.query(_STAGED).result_rows}
+
+
+def have_left(client: Any, month: int, ids: Sequence[str]) -> bool:
+    """Whether the month's events have left since its sums were kept. It looks for these among all of the month."""
+    return not client.query(_IS_THERE, parameters={"month": month, "ids": list(ids)}).first_row[0]
 
 
 def dropped_months(client: Any) -> list[int]:
     """Whose events have left since their sums were kept, which do not count yet."""
-    staged = client.query(_STAGED).result_rows
-    return [
-        month
-        for month, ids in staged
-        if not client.query(_IS_THERE, parameters={"month": month, "ids": list(ids)}).first_row[0]
-    ]
+    return [month for month, ids in staged_months(client).items() if have_left(client, month, ids)]
 
 
-def count_kept(client: Any, months: Sequence[int]) -> None:
+def count_kept(client: Any, months: Iterable[int]) -> None:
     """From now on views show their sums beside what came, or comes, since."""
     for month in months:
         client.command(_COUNT_KEPT, parameters={"month": month}, settings=ROLLER_SETTINGS)

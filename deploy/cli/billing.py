@@ -14,8 +14,9 @@ from rich.table import Table
 
 from billing_jobs.cut import AnotherLog, Cut, CutPlanner, CutUnreadable, changed, check_log, committed_cut, cut_of
 from billing_jobs.haste import Haste
+from billing_jobs.positions import OperatorsDecision, StoredPosition
 from billing_jobs.sink import GROUP
-from billing_jobs.store import ClickHouseStore, Database, OperatorsDecision, StoredPosition, StoreError
+from billing_jobs.store import ClickHouseStore, Database, StoreError
 from deploy.cli.app import CommandError, DataOption, JsonOption, app, err, out, settings_at
 from deploy.local.data_folder import DataFolder
 from deploy.paths import DEFAULT_DATA

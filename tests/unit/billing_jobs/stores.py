@@ -6,8 +6,9 @@ from enum import Enum, auto
 from typing import Any
 
 from billing_jobs.cut import Batch
+from billing_jobs.positions import OperatorsDecision, StoredPosition
 from billing_jobs.rows import TableRows, tables_of
-from billing_jobs.store import OperatorsDecision, StoredPosition, StoreError
+from billing_jobs.store import StoreError
 
 
 class StoreFault(Enum):
@@ -30,8 +31,7 @@ class MemoryStore:
     def __init__(self, die: Callable[[], None] = lambda: None) -> None:
         self.tables: dict[str, list[dict[str, Any]]] = {}
         self.tokens: set[tuple[str, str]] = set()
-        self.decisions: dict[tuple[str, int], tuple[OperatorsDecision, int]] = {}
-        """The last one of each partition, and how many batches had been inserted by then."""
+        self.decisions: dict[tuple[str, int], list[OperatorsDecision]] = {}
         self.faults: deque[StoreFault] = deque()
         self.die = die
 
@@ -58,20 +58,21 @@ class MemoryStore:
                 raise StoreError("answer lost by script")
 
     def stored_position(self, topic: str, partition: int) -> StoredPosition | None:
-        decision, before = self.decisions.get((topic, partition), (None, 0))
+        decisions = self.decisions.get((topic, partition), [])
         batches = [
             row
-            for row in self.tables.get("billing_batches", ())[before:]
-            if (row["topic"], row["partition"]) == (topic, partition)
+            for row in self.tables.get("billing_batches", ())
+            if (row["topic"], row["partition"]) == (topic, partition) and row["decisions"] >= len(decisions)
         ]
-        if not batches:
-            return None if decision is None else StoredPosition(decision.next_offset, 0, decision.log_id)
-        last = max(batches, key=lambda row: (row["first_offset"], row["last_offset"]))
-        return StoredPosition(last["last_offset"] + 1, last["last_logged_at"], last["log_id"])
+        if batches:
+            last = max(batches, key=lambda row: (row["first_offset"], row["last_offset"]))
+            return StoredPosition(last["last_offset"] + 1, last["last_logged_at"], last["log_id"], len(decisions))
+        if not decisions:
+            return None
+        return StoredPosition(decisions[-1].next_offset, 0, decisions[-1].log_id, len(decisions))
 
     def decide(self, decision: OperatorsDecision) -> None:
-        place = (decision.topic, decision.partition)
-        self.decisions[place] = (decision, len(self.tables.get("billing_batches", ())))
+        self.decisions.setdefault((decision.topic, decision.partition), []).append(decision)
 
     def rest(self) -> None:
         """Nothing is summed here."""

@@ -4,8 +4,11 @@ from dataclasses import replace
 from types import MethodType
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from billing_jobs.cut import Batch
+from billing_jobs.positions import StoredPosition
 from billing_jobs.pricing import PRICES_SETTLE_MS
 from billing_jobs.sink import (
     GROUP,
@@ -17,7 +20,6 @@ from billing_jobs.sink import (
     backoff_ms,
     measure,
 )
-from billing_jobs.store import StoredPosition
 from schemas.base import Scope
 from streams.log.memory import Crashed, Fault, FaultKind, MemoryConsumer
 from streams.log.port import LogError, TopicPartition
@@ -433,6 +435,16 @@ def test_progress_is_the_oldest_partition_that_is_behind() -> None:
     assert measure([caught_up, expired], 1_000) == Progress(0, 1_000, 1_000, lost_records=10)
     assert measure([caught_up, behind], 1_000) == Progress(5, 699, 1_000), "its last millisecond may hold more"
     assert measure([behind, untouched], 1_000) == Progress(9, 0, 1_000)
+
+
+@given(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9))
+def test_what_is_proven_is_neither_beyond_what_is_stored_nor_beyond_the_newest_record(
+    observed_ms: int, logged_ms: int, stored_ms: int
+) -> None:
+    some = PartitionProgress(0, 10, StoredPosition(9, stored_ms))
+    known = measure([some], observed_ms, logged_ms)
+    assert known.proven_through_ms == min(known.stored_through_ms, max(0, logged_ms - 1))
+    assert known.proven_through_ms <= min(observed_ms, logged_ms, stored_ms)
 
 
 def test_backoff_grows_and_is_bounded() -> None:

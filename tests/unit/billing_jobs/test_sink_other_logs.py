@@ -5,8 +5,8 @@ from unittest.mock import ANY
 import pytest
 
 from billing_jobs.cut import AnotherLog, CutUnreadable, RecordsLost
+from billing_jobs.positions import OperatorsDecision, StoredPosition
 from billing_jobs.sink import GROUP, MAX_BACKOFF_MS
-from billing_jobs.store import OperatorsDecision, StoredPosition
 from streams.log.memory import Crashed
 from streams.log.port import TopicPartition
 from tests.unit.billing_jobs.sink_world import TOPIC, Member, World, crash, put_usage

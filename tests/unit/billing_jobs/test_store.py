@@ -15,18 +15,11 @@ from clickhouse_connect.driver.exceptions import DatabaseError
 from pydantic import BaseModel
 
 from billing_jobs.cut import Batch, cut_of, parse_batch
+from billing_jobs.positions import OperatorsDecision, StoredPosition
 from billing_jobs.pricing import PriceBook, PriceRow, price_row
 from billing_jobs.rollups.hours import SPAN_MS
 from billing_jobs.rows import tables_of
-from billing_jobs.store import (
-    BatchStore,
-    ClickHouseStore,
-    Connection,
-    Database,
-    OperatorsDecision,
-    StoredPosition,
-    StoreError,
-)
+from billing_jobs.store import BatchStore, ClickHouseStore, Connection, Database, StoreError
 from schemas.base import Scope
 from schemas.billing_rules import BILLING_RULE_VERSION
 from schemas.usage import UsageEvent
@@ -146,15 +139,34 @@ def test_the_stored_position_is_behind_the_newest_batch_of_the_partition(held: H
     assert held.store.stored_position("other", 0) is None
 
 
-def test_a_decision_is_the_position_until_a_batch_is_inserted_after_it(held: Held) -> None:
+def test_a_decision_is_the_position_until_a_batch_is_inserted_that_was_cut_under_it(held: Held) -> None:
     held.store.insert(usage_batch(0, 9), again=False)
     held.store.insert(batch_of([b"poison"], 90, partition=1), again=False)
     for next_offset in (7, 5):
         held.store.decide(OperatorsDecision("local.usage", 0, next_offset, "c/t", "recut --from"))
         assert held.store.stored_position("local.usage", 0) == StoredPosition(next_offset, 0, "c/t")
     assert held.store.stored_position("local.usage", 1) == StoredPosition(91, NOON_MS + 90)
-    held.store.insert(replace(usage_batch(5, 6), log_id="c/t"), again=False)
+    position = held.store.stored_position("local.usage", 0)
+    assert position is not None
+    assert position.decisions == 2
+    held.store.insert(replace(usage_batch(5, 6), log_id="c/t", decisions=position.decisions), again=False)
     assert held.store.stored_position("local.usage", 0) == StoredPosition(7, NOON_MS + 6, "c/t")
+
+
+def test_who_was_stopped_in_its_insert_and_goes_on_after_a_decision_says_nothing_of_what_is_stored(held: Held) -> None:
+    """A has committed [50..59], and its process is stopped within the insert. The log loses its end and grows again; an
+    operator decides that billing goes on at 20; B cuts [20..29] and is killed before it inserts. A's insert is made
+    now. C takes over: did it believe A, it would take B's cut for stored, and nobody would ever bill it.
+    """
+    held.store.insert(usage_batch(0, 49), again=False)
+    of_a = usage_batch(50, 59)
+    held.store.decide(OperatorsDecision("local.usage", 0, 20, "c/t", "recut --from 20"))
+    for_b = held.store.stored_position("local.usage", 0)
+    held.store.insert(of_a, again=False)
+    for_c = held.store.stored_position("local.usage", 0)
+    assert for_b == for_c == StoredPosition(20, 0, "c/t")
+    held.store.insert(replace(usage_batch(20, 29), log_id="c/t", decisions=1), again=True)
+    assert held.store.stored_position("local.usage", 0) == StoredPosition(30, NOON_MS + 29, "c/t")
 
 
 # -- ClickHouse --------------------------------------------------------------------------------------------------------

@@ -15,13 +15,13 @@ from billing_jobs.cut import Batch, cut_of, parse_batch
 from billing_jobs.metrics import BillingMetrics
 from billing_jobs.pricing import PriceBook, PriceRow
 from billing_jobs.rollups import tables
-from billing_jobs.rollups.hours import HOUR_MS, LOST_MS, SPAN_MS, Rollup, hour_of, next_rollup
+from billing_jobs.rollups.hours import LOST_MS, SPAN_MS, Rollup, next_rollup
 from billing_jobs.rollups.roller import LOOK_PERIOD_S, Roller
 from billing_jobs.rollups.views import DIMENSIONS
 from billing_jobs.store import ClickHouseStore, Connection, Database, StoreError
 from schemas.base import Scope
 from schemas.usage import UsageEvent
-from streams.clocks import now_ms
+from streams.clocks import HOUR_MS, hour_of, now_ms
 from tests.unit.billing_jobs.events import NOON_MS, usage_event
 from tests.unit.billing_jobs.test_store import execute, log_record, query
 
@@ -295,7 +295,7 @@ def test_sums_outlive_the_events_of_their_month_and_what_comes_later_stands_besi
     november, october, requests = 202511, -24 * 25, "SELECT sum(requests), sum(cost_pico) FROM usage_by_month"
     store.insert(world.batch([event(1), event(2, hours=2), event(3, hours=october)]), again=False)
     with world.connection.client() as client, pytest.raises(tables.NotSummed):
-        tables.keep_sums(client, november, event(1).usage_id)
+        tables.keep_sums(client, november, event(1).usage_id, tables.summed(client, november))
     for late in range(3):
         world.rest(store)
         world.roll_all()
@@ -303,7 +303,7 @@ def test_sums_outlive_the_events_of_their_month_and_what_comes_later_stands_besi
         leaving = event(10 + late - 1 if late else 1).usage_id
         with world.connection.client() as client:
             for again in range(2):
-                tables.keep_sums(client, november, leaving)
+                tables.keep_sums(client, november, leaving, tables.summed(client, november))
                 assert tables.dropped_months(client) == [], again
         execute(world.database, f"ALTER TABLE usage_events DROP PARTITION {november}")
         with world.connection.client() as client:
