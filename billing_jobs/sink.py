@@ -433,9 +433,11 @@ class Sink:
         if not is_due(self._progress_due_ms, now_ms, PROGRESS_PERIOD_MS):
             return
         self._progress_due_ms = now_ms + PROGRESS_PERIOD_MS
-        newest_logged_at_ms = max((each.logged_at_ms for each in self._stored.values()), default=0)
         try:
-            partitions = [self._partition_progress(each) for each in self._consumer.partitions(self._topic)]
+            places = self._consumer.partitions(self._topic)
+            self._look_at_others(places)
+            newest_logged_at_ms = max((each.logged_at_ms for each in self._stored.values()), default=0)
+            partitions = [self._partition_progress(each) for each in places]
         except LogError as error:
             if not error.retriable:
                 raise
@@ -445,10 +447,11 @@ class Sink:
             self._metrics.lag_records.set(self.progress.lag_records)
         self._metrics.lag_seconds.set((now_ms - self.progress.stored_through_ms) / 1_000)
 
-    def _partition_progress(self, partition: TopicPartition) -> PartitionProgress:
-        low_offset, end_offset = self._consumer.watermarks(partition)
-        self._planner.seen(partition, low_offset, end_offset)
-        if not self._planner.owns(partition):
+    def _look_at_others(self, partitions: Iterable[TopicPartition]) -> None:
+        """What other members have stored."""
+        for partition in partitions:
+            if self._planner.owns(partition):
+                continue
             try:
                 stored = self._store.stored_position(partition.topic, partition.partition)
             except StoreError as error:
@@ -456,4 +459,8 @@ class Sink:
             else:
                 if stored is not None:
                     self._stored[partition] = stored
+
+    def _partition_progress(self, partition: TopicPartition) -> PartitionProgress:
+        low_offset, end_offset = self._consumer.watermarks(partition)
+        self._planner.seen(partition, low_offset, end_offset)
         return PartitionProgress(low_offset, end_offset, self._stored.get(partition))

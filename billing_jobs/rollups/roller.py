@@ -17,8 +17,8 @@ REST_OF_TOOK = 3.0
 """After an hour was rolled nothing is for so many times as long as that took."""
 
 PUT_OFF_S = 600.0
-"""For which an hour is left alone that could not be rolled; at most, a month that was to be dropped and stays: a look
-for its events is one among all of the month.
+"""For which an hour is left alone that could not be rolled; at most, a month that was to be dropped and stays, since a
+look for its events is one among all of the month.
 """
 
 _log = structlog.get_logger()
