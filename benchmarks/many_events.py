@@ -3,11 +3,11 @@
 import time
 
 from billing_jobs.metrics import BillingMetrics
-from billing_jobs.rollups.hours import HOUR_MS, OpenHours, hour_of
+from billing_jobs.rollups.hours import OpenHours
 from billing_jobs.rollups.roller import LOOK_PERIOD_S, Roller
 from billing_jobs.rollups.tables import ROLLER_SETTINGS, store_marks
 from billing_jobs.store import Connection, Database
-from streams.topics import DAY_MS
+from streams.clocks import DAY_MS, HOUR_MS, hour_of
 
 TENANTS, DAYS = 20, 30
 _AT_ONCE = 500_000

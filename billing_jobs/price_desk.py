@@ -12,10 +12,10 @@ from billing_jobs.pricing import PRICED_CLASSES, PRICES_SETTLE_MS, PriceRow, Pri
 from billing_jobs.store import ClickHouseStore
 from schemas.money import decimal_units
 from schemas.request import Endpoint, Lane
+from streams.clocks import DAY_MS
 from streams.directory import GpuHour, ModelName, PoolName, Price, TenantId
 
 COMPARED_DAYS = 30
-DAY_MS = 86_400_000
 
 
 class PriceOf(BaseModel):

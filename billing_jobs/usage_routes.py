@@ -21,7 +21,7 @@ from streams.topics import LONGEST_RESPONSE_MS
 
 MAX_KEPT_BYTES = 33_554_432
 MAX_KEPT_BYTES_OF_TENANT = MAX_KEPT_BYTES // 8
-LATE_MS = 900_000
+ENDED_WITHIN_MS = 900_000
 """So long after its deadline the end of a response is on the log."""
 _MEDIA_TYPES: dict[ExportFormat, str] = {"csv": "text/csv; charset=utf-8", "parquet": "application/vnd.apache.parquet"}
 
@@ -30,7 +30,7 @@ def told(page: UsagePage, seen: Progress) -> dict[str, Any]:
     """A bucket may still grow until each response that was accepted in it has ended and is in the answer, and has a
     price. A job whose producer gave it more time than a response may take can still come later.
     """
-    settled_s = (seen.stored_through_ms - LONGEST_RESPONSE_MS - LATE_MS) / 1_000
+    settled_s = (seen.stored_through_ms - LONGEST_RESPONSE_MS - ENDED_WITHIN_MS) / 1_000
     buckets = [
         {
             **bucket,

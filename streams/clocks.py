@@ -1,7 +1,9 @@
-"""A process's two clocks, and when something is due by them."""
+"""A process's two clocks, when something is due by them, and hours, which are of UTC."""
 
 import time
 
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
 _ALSO_ASLEEP = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
@@ -15,6 +17,11 @@ def monotonic_ms() -> int:
     suspended, as the others' time does that judge by Unix time; elsewhere it may stand still.
     """
     return time.clock_gettime_ns(_ALSO_ASLEEP) // 1_000_000
+
+
+def hour_of(at_ms: int) -> int:
+    """The start of its hour, in Unix milliseconds."""
+    return at_ms - at_ms % HOUR_MS
 
 
 def is_due(at_ms: int, now_ms: int, longest_wait_ms: int) -> bool:

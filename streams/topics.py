@@ -23,9 +23,9 @@ from schemas.spent import SpentTotal
 from schemas.usage import USAGE
 from schemas.verdict import Verdict
 from schemas.worker import WorkerState
+from streams.clocks import DAY_MS as DAY_MS
+from streams.clocks import HOUR_MS as HOUR_MS
 
-HOUR_MS = 3_600_000
-DAY_MS = 24 * HOUR_MS
 LONGEST_RESPONSE_MS = DAY_MS
 """From acceptance to deadline, at most; nothing may live longer."""
 LONGEST_OUTAGE_MS = 6 * HOUR_MS

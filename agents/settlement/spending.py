@@ -40,7 +40,7 @@ from streams.price_list import PriceList
 from streams.topics import LONGEST_RESPONSE_MS, Topics
 
 FLUSH_TIMEOUT_S = 30.0
-LATE_MS = LONGEST_RESPONSE_MS + OUTCOME_KEEP_MS
+SETTLED_WITHIN_MS = LONGEST_RESPONSE_MS + OUTCOME_KEEP_MS
 """So long what was accepted before the month began may run, or be settled."""
 _log = structlog.get_logger()
 
@@ -173,7 +173,7 @@ class Spending:
         budgets = budgets_of(tenant)
         currency = next(iter(budgets.values())).currency
         months = [month]
-        if now_ms - month.start_ms < LATE_MS:
+        if now_ms - month.start_ms < SETTLED_WITHIN_MS:
             months.append(Month.at(month.start_ms - 1))
         for each in months:
             sums = await self._quota.sums(tenant.tenant_id, str(each), currency)

@@ -10,7 +10,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 
-HOUR_MS = 3_600_000
+from streams.clocks import hour_of
+
 BUCKETS = 256
 """Into so many parts an hour of a tenant is cut, where it is too large to be compared bill by bill."""
 ALL = -1
@@ -40,7 +41,7 @@ class Key(NamedTuple):
 
 def key_of(tenant_id: str, at_ms: int) -> Key:
     """Its hour."""
-    return Key(tenant_id, at_ms - at_ms % HOUR_MS)
+    return Key(tenant_id, hour_of(at_ms))
 
 
 class Figures(NamedTuple):

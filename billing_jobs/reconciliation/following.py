@@ -13,8 +13,8 @@ from billing_jobs.reconciliation.recount import Counted, Recount
 from streams.log.port import LogConsumer, LogError, TopicPartition
 from streams.log.reading import kept_offsets, read_offsets
 
-CLOCKS_APART_MS = 60_000
-"""Of gateways, which say when a request was accepted, and brokers."""
+GATEWAYS_APART_MS = 60_000
+"""The clocks of gateways, which say when a request was accepted, from those of brokers."""
 COMPLETE_BEFORE_MS = 30_000
 """So long before it was read to its end nothing more comes, by the brokers' clocks."""
 REST = 3.0
@@ -61,7 +61,7 @@ class Following:
         from_ms = max(from_ms, kept(self._consumer, self._topic, self._stop).from_ms)
         offsets = kept_offsets(self._consumer, self._consumer.partitions(self._topic), from_ms)
         self._next = {place: each.start for place, each in offsets.items()}
-        self._recount, self._counted = Recount(from_ms + CLOCKS_APART_MS), Counted()
+        self._recount, self._counted = Recount(from_ms + GATEWAYS_APART_MS), Counted()
         self.has_begun = True
 
     def read_on(self, now_ms: int, paced: Callable[[], None] = lambda: None) -> Recounts:

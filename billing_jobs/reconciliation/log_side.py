@@ -8,7 +8,6 @@ from threading import Event
 from billing_jobs.reconciliation.figures import (
     ALL,
     BUCKETS,
-    HOUR_MS,
     Bill,
     Figures,
     Key,
@@ -20,11 +19,12 @@ from billing_jobs.reconciliation.figures import (
     key_of,
 )
 from billing_jobs.reconciliation.own_bills import OwnPrices, Unreadable, read
+from streams.clocks import hour_of
 from streams.log.port import LogConsumer, LogRecord, TopicPartition
 from streams.log.reading import kept_offsets, read_offsets
 
-CLOCKS_APART_MS = 300_000
-"""Of brokers, each of which times what it appends: a leader that takes over may be behind the one before."""
+BROKERS_APART_MS = 300_000
+"""The clocks of brokers, each of which times what it appends: a leader that takes over may be behind the one before."""
 PATIENCE_S = 30.0
 """How long nothing may come of what is there."""
 
@@ -65,7 +65,7 @@ def between(
     """The records of a topic that brokers appended in that time. `paced` is called now and then, and may wait. Raises
     LogError, also soon after `stop` is set.
     """
-    first_ms, last_ms = max(span.from_ms - CLOCKS_APART_MS, 0), span.to_ms + CLOCKS_APART_MS
+    first_ms, last_ms = max(span.from_ms - BROKERS_APART_MS, 0), span.to_ms + BROKERS_APART_MS
     offsets = {}
     for place, each in kept_offsets(consumer, consumer.partitions(topic), first_ms).items():
         end = min(each.stop, consumer.offset_at(place, last_ms)) if last_ms < now_ms else each.stop
@@ -106,7 +106,7 @@ def read_usage(
         placed = None if item is None else Placed(item, record.timestamp_ms, record.partition, record.offset)
         if isinstance(item, Bill) and placed is not None:
             accepted_from_ms = min(accepted_from_ms, item.accepted_at_ms)
-            accepted_hours.add(item.accepted_at_ms - item.accepted_at_ms % HOUR_MS)
+            accepted_hours.add(hour_of(item.accepted_at_ms))
             bills.add(placed)
         elif placed is not None:
             delivered.add(placed)

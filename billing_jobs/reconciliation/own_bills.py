@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import orjson
 
 from billing_jobs.reconciliation.figures import Bill, Delivered
+from streams.clocks import DAY_MS
 
-_DAY_MS = 86_400_000
-_EARLIEST_MS, _LATEST_MS = 400 * _DAY_MS, _DAY_MS
+_EARLIEST_MS, _LATEST_MS = 400 * DAY_MS, DAY_MS
 """So long before, and after, a record was written, its times may be."""
 _MOST_TOKENS = 2**31
 _CLASSES = ("uncached_input_tokens", "cached_input_tokens", "output_tokens", "reasoning_tokens")

@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from billing_jobs.reconciliation.explain import told
-from billing_jobs.reconciliation.figures import HOUR_MS, Gap, Source, Span
+from billing_jobs.reconciliation.figures import Gap, Source, Span
 from billing_jobs.reconciliation.reconcile import Report
 from schemas.alert import BILLING_DIFFERENCE, BILLING_LAG, Alert
+from streams.clocks import HOUR_MS, hour_of
 
 MAX_OPEN = 100
 """Hours of tenants that differ, of which each is looked at again; what is beyond them is in the metrics alone."""
@@ -44,7 +45,7 @@ class Standing:
         found = [alert for (kind, _), alert in self.open.items() if kind == BILLING_DIFFERENCE]
         return sorted(
             (alert for alert in found if source is None or alert.figures["source"] == source),
-            key=lambda alert: hour_of(alert),
+            key=hour_differing,
         )
 
     def looked(self, report: Report, now_ms: int) -> list[Alert]:
@@ -99,16 +100,15 @@ def span_of(alert: Alert) -> Span:
     return Span(int(alert.figures["from_ms"]), int(alert.figures["to_ms"]))
 
 
-def hour_of(alert: Alert) -> int:
-    """Of a difference."""
-    from_ms = span_of(alert).from_ms
-    return from_ms - from_ms % HOUR_MS
+def hour_differing(alert: Alert) -> int:
+    """Of a difference, its hour."""
+    return hour_of(span_of(alert).from_ms)
 
 
 def _looks_at(report: Report, alert: Alert) -> bool:
     """Whether all that differed was compared again."""
     if alert.figures["source"] == "hours":
-        return hour_of(alert) in report.accepted_hours
+        return hour_differing(alert) in report.accepted_hours
     span = span_of(alert)
     covers = report.span.from_ms <= span.from_ms and span.to_ms <= report.span.to_ms
     return covers and alert.figures["source"] in report.compared

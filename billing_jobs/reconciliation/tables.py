@@ -11,7 +11,6 @@ from typing import Any
 from billing_jobs.reconciliation.figures import (
     ALL,
     BUCKETS,
-    HOUR_MS,
     Bill,
     Computed,
     Delivered,
@@ -24,6 +23,7 @@ from billing_jobs.reconciliation.figures import (
     Span,
 )
 from billing_jobs.reconciliation.own_bills import OwnPrices, Price
+from streams.clocks import HOUR_MS
 
 Ask = Callable[[str], Sequence[Sequence[Any]]]
 PAGE_ROWS = 5_000

@@ -19,19 +19,19 @@ import structlog
 
 from billing_jobs.billed_topic import BilledTeller
 from billing_jobs.metrics import BillingMetrics
-from billing_jobs.reconciliation.figures import HOUR_MS, Source, Span
-from billing_jobs.reconciliation.following import CLOCKS_APART_MS, Following, Pace
+from billing_jobs.reconciliation.figures import Source, Span
+from billing_jobs.reconciliation.following import GATEWAYS_APART_MS, Following, Pace
 from billing_jobs.reconciliation.history import Reconciliations
 from billing_jobs.reconciliation.log_side import Kept, between, kept
 from billing_jobs.reconciliation.reconcile import SOURCES, Recounts, Report, compare_hours, reconcile
 from billing_jobs.reconciliation.recount import SLOT_MS
-from billing_jobs.reconciliation.standing import Standing, hour_of, span_of
+from billing_jobs.reconciliation.standing import Standing, hour_differing, span_of
 from billing_jobs.reconciliation.tables import Tables
 from billing_jobs.sink import Progress
 from billing_jobs.store import StoreError
 from schemas.alert import Alert
 from schemas.codec import Undecodable, decode
-from streams.clocks import is_due
+from streams.clocks import HOUR_MS, hour_of, is_due
 from streams.log.port import LogConsumer, LogError, LogProducer, LogRecord
 from streams.log.reading import kept_offsets, read_offsets
 from streams.topics import WORK_RETENTION_MS
@@ -145,7 +145,7 @@ class Watch:
         self._history.add(report, now_ms)
         self._through_ms = span.to_ms
         self._look_again(standing, recounts, now_ms)
-        kept_from_ms = min([span.to_ms, *(hour_of(alert) for alert in standing.differences("generated"))])
+        kept_from_ms = min([span.to_ms, *(hour_differing(alert) for alert in standing.differences("generated"))])
         self._following.forget(kept_from_ms)
         if span.to_ms >= self._settled_ms():  # else there is more to catch up with
             self._due_ms = now_ms + self._period_ms
@@ -172,12 +172,12 @@ class Watch:
             # To the slot's end: what is compared has whole ones.
             from_ms = -(-log.from_ms // SLOT_MS) * SLOT_MS
             left_out.append("usage: the log no longer holds what is older")
-        to_ms = min(to_ms, from_ms - from_ms % HOUR_MS + HOUR_MS)
+        to_ms = min(to_ms, hour_of(from_ms) + HOUR_MS)
         return (Span(from_ms, to_ms), left_out) if from_ms < to_ms else (None, left_out)
 
     def _counted_since(self, standing: Standing, span: Span, now_ms: int) -> int:
         """From where `generated` is to be read: what differs by it is to be looked at again."""
-        hours = [hour_of(alert) - HOUR_MS for alert in standing.differences("generated")]
+        hours = [hour_differing(alert) - HOUR_MS for alert in standing.differences("generated")]
         return max(0, now_ms - WORK_RETENTION_MS, min([span.from_ms, *hours]))
 
     def _compare(self, span: Span, recounts: Recounts) -> Report:
@@ -194,15 +194,15 @@ class Watch:
         again: dict[int, Span] = {}
         for alert in standing.differences():
             source, span = alert.figures["source"], span_of(alert)
-            if source == "generated" and span.from_ms < recounts.counted_from_ms - CLOCKS_APART_MS:
+            if source == "generated" and span.from_ms < recounts.counted_from_ms - GATEWAYS_APART_MS:
                 if span.to_ms < now_ms - WORK_RETENTION_MS:
                     self._tell([standing.end(alert, now_ms)])
             elif source != "hours":
-                known = again.get(hour_of(alert), span)
-                again[hour_of(alert)] = Span(min(known.from_ms, span.from_ms), max(known.to_ms, span.to_ms))
+                known = again.get(hour_differing(alert), span)
+                again[hour_differing(alert)] = Span(min(known.from_ms, span.from_ms), max(known.to_ms, span.to_ms))
         for hour_ms in sorted(again)[:AGAIN_AT_ONCE]:
             self._tell(standing.looked(self._compare(again[hour_ms], recounts), now_ms))
-        if hours := {hour_of(alert) for alert in standing.differences("hours")}:
+        if hours := {hour_differing(alert) for alert in standing.differences("hours")}:
             report = Report(Span(0, 0))
             compare_hours(report, self._tables, hours)
             self._tell(standing.looked(report, now_ms))

@@ -28,7 +28,8 @@ knows. Where they cover the same, either is right, or the hour is not settled.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-HOUR_MS = 3_600_000
+from streams.clocks import HOUR_MS
+
 SPAN_MS = 300_000
 """How long a writer may go on writing to an hour that it has opened once."""
 LOST_MS = 3_600_000
@@ -37,13 +38,8 @@ NONCE_BITS = 24
 """Of a generation: tells rollups apart that cover the same."""
 
 
-def hour_of(at_ms: int) -> int:
-    """Its start, in Unix milliseconds."""
-    return at_ms - at_ms % HOUR_MS
-
-
 def hours_of(at_ms: Iterable[int]) -> set[int]:
-    """The starts of all."""
+    """The starts of all: of every row that is inserted, so without a call for each."""
     return {each - each % HOUR_MS for each in at_ms}
 
 

@@ -20,8 +20,8 @@ from streams.log.port import LogConsumer, LogError, LogRecord, TopicPartition
 from streams.log.reading import read_offsets
 from streams.topics import Topic, Topics
 
-CLOCKS_APART_MS = 10_000
-"""How far the clocks of brokers, gateways and this machine may be apart."""
+LOOKED_BESIDE_MS = 10_000
+"""So much earlier and later than clocks say it is looked: those of brokers, gateways and this machine differ."""
 REQUEST_MS = 60_000
 """From a request's id to its record, at most: then its gateway has given up."""
 BILLED_WITHIN_MS = 60_000
@@ -57,17 +57,17 @@ class LogSearch:
         """What the log tells, empty if nothing. Raises LogError where it cannot be asked."""
         told = Timeline(str(response_id))
         minted_at_ms = response_id.minted_at_ms
-        begin_ms = (self._since_ms if minted_at_ms is None else minted_at_ms) - CLOCKS_APART_MS
-        end_ms = self._now_ms + CLOCKS_APART_MS
+        begin_ms = (self._since_ms if minted_at_ms is None else minted_at_ms) - LOOKED_BESIDE_MS
+        end_ms = self._now_ms + LOOKED_BESIDE_MS
         if minted_at_ms is not None:
             self._request(told, begin_ms, minted_at_ms + REQUEST_MS)
             due_ms = told.request.deadline_ms if told.request else minted_at_ms + self._request_timeout_ms
             end_ms = min(end_ms, due_ms + REQUEST_MS)
         self._responses(told, response_id.partition, begin_ms, end_ms)
-        ended_ms = end_ms if told.terminal is None else told.terminal.ended_at_ms + CLOCKS_APART_MS
+        ended_ms = end_ms if told.terminal is None else told.terminal.ended_at_ms + LOOKED_BESIDE_MS
         if len(told) or minted_at_ms is None:
             known_ms = told.first_released_ms
-            self._generated(told, begin_ms, ended_ms if known_ms is None else known_ms + CLOCKS_APART_MS, ended_ms)
+            self._generated(told, begin_ms, ended_ms if known_ms is None else known_ms + LOOKED_BESIDE_MS, ended_ms)
         if told.opened is not None:
             self._lane(told, told.opened)
             self._all_of(told, self._topics.control, begin_ms, ended_ms)
@@ -99,7 +99,7 @@ class LogSearch:
             self.notes.append(f"the settings know no pool {opened.pool}: its lanes were not read")
             return
         topic = self._topics.lane(opened.pool, opened.lane)
-        begin_ms, end_ms = opened.admitted_at_ms - CLOCKS_APART_MS, opened.admitted_at_ms + REQUEST_MS
+        begin_ms, end_ms = opened.admitted_at_ms - LOOKED_BESIDE_MS, opened.admitted_at_ms + REQUEST_MS
         places = self._between(topic, begin_ms, end_ms, [opened.lane_partition])
         self._take(told, topic, places, until=lambda _: True)
 

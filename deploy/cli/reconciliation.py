@@ -16,9 +16,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from billing_jobs.rebuild import COPIED, Rebuilt, copy_rows, rebuild
-from billing_jobs.reconciliation.figures import HOUR_MS, Source, Span, total
+from billing_jobs.reconciliation.figures import Source, Span, total
 from billing_jobs.reconciliation.following import Following
-from billing_jobs.reconciliation.log_side import CLOCKS_APART_MS, between, kept
+from billing_jobs.reconciliation.log_side import BROKERS_APART_MS, between, kept
 from billing_jobs.reconciliation.reconcile import REBUILT, SOURCES, Recounts, Report, equal_tables, reconcile, slices
 from billing_jobs.reconciliation.standing import hour_named
 from billing_jobs.reconciliation.tables import PAGE_ROWS, Ask, Tables
@@ -29,7 +29,7 @@ from deploy.cli.app import CommandError, DataOption, JsonOption, err, out, runni
 from deploy.cli.billing import billing
 from deploy.cli.questions import ask_billing, query
 from deploy.paths import DEFAULT_DATA
-from streams.clocks import now_ms
+from streams.clocks import HOUR_MS, now_ms
 from streams.log.kafka import KafkaConsumer
 from streams.log.port import LogRecord, TopicPartition
 from streams.log.reading import kept_offsets
@@ -195,7 +195,7 @@ def _all_of(settings: Settings, table: str) -> list[dict[str, Any]]:
 
 def _offsets(consumer: KafkaConsumer, topic: str, span: Span) -> dict[TopicPartition, range]:
     """With what brokers of clocks apart have put beside it."""
-    since_ms = max(0, span.from_ms - CLOCKS_APART_MS)
+    since_ms = max(0, span.from_ms - BROKERS_APART_MS)
     return kept_offsets(consumer, consumer.partitions(topic), since_ms)
 
 

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from deploy.cli.app import CommandError, DataOption, JsonOption, app, err, out, settings_at
-from deploy.cli.log_search import CLOCKS_APART_MS, LogSearch
+from deploy.cli.log_search import LOOKED_BESIDE_MS, LogSearch
 from deploy.cli.timeline import Timeline
 from deploy.local.data_folder import DataFolder
 from deploy.paths import DEFAULT_DATA
@@ -64,7 +64,7 @@ def _checked(response_id: str, settings: Settings, now_ms: int) -> ResponseId:
         raise CommandError(f"that response is of region {wanted.region!r}, and the settings are of {settings.region!r}")
     if wanted.partition >= settings.topics.responses.partitions:
         raise CommandError(f"nobody was given that id: `responses` has no partition {wanted.partition}")
-    if wanted.minted_at_ms is not None and wanted.minted_at_ms > now_ms + CLOCKS_APART_MS:
+    if wanted.minted_at_ms is not None and wanted.minted_at_ms > now_ms + LOOKED_BESIDE_MS:
         raise CommandError("nobody was given that id: its time is yet to come")
     return wanted
 

@@ -11,12 +11,13 @@ from billing_jobs.price_tables import MadeChange
 from billing_jobs.pricing import PriceBook, PriceRow
 from billing_jobs.queries import read_settings
 from billing_jobs.rebuild import copy_rows, rebuild
-from billing_jobs.reconciliation.figures import HOUR_MS, Span
+from billing_jobs.reconciliation.figures import Span
 from billing_jobs.reconciliation.reconcile import equal_tables
 from billing_jobs.reconciliation.tables import Tables
 from billing_jobs.reconciliation.wiring import asking
 from billing_jobs.store import ClickHouseStore, Database
 from schemas.base import Record
+from streams.clocks import HOUR_MS
 from streams.log.memory import MemoryLog
 from streams.log.reading import kept_offsets
 from tests.unit.billing_jobs.events import NOON_MS, compute_record, delivered_count, usage_event

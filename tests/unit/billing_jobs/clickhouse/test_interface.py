@@ -26,12 +26,13 @@ from billing_jobs.clickhouse.blocks import in_blocks
 from billing_jobs.clickhouse.server import MAX_OF_TENANT
 from billing_jobs.clickhouse.snapshots import Snapshots
 from billing_jobs.queries import read_settings
-from billing_jobs.reconciliation.figures import HOUR_MS, Key, Source, Span
+from billing_jobs.reconciliation.figures import Key, Source, Span
 from billing_jobs.reconciliation.tables import Tables
 from billing_jobs.reconciliation.wiring import asking
 from billing_jobs.sql_guard import MAX_SQL_CHARS
 from billing_jobs.store import StoreError
 from deploy.tenants_file import create_api_key, revoke_key
+from streams.clocks import HOUR_MS
 from streams.directory import Role
 from tests.unit.billing_jobs.clickhouse.interface_world import OPERATORS, ROWS, TIMEOUT_S, Analyst, World
 from tests.unit.billing_jobs.events import NOON_MS

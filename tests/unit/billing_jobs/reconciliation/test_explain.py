@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from billing_jobs.reconciliation.explain import explain
 from billing_jobs.reconciliation.figures import (
     BUCKETS,
-    HOUR_MS,
     Bill,
     Figures,
     Gap,
@@ -19,6 +18,7 @@ from billing_jobs.reconciliation.figures import (
     gaps,
     total,
 )
+from streams.clocks import HOUR_MS
 
 BILL = Bill("resp_1/0", "acme", "chat.completions", "tiny", "completed", 1, 5, 10, 4, 30, 2, 30, "priced", 99, "USD")
 BILLS = st.lists(

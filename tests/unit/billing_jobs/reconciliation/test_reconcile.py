@@ -9,13 +9,14 @@ import pytest
 from billing_jobs.pricing import PriceBook, PriceRow
 from billing_jobs.queries import read_settings
 from billing_jobs.reconciliation import reconcile as module
-from billing_jobs.reconciliation.figures import HOUR_MS, Figures, Key, Placed, Recounted, Span
+from billing_jobs.reconciliation.figures import Figures, Key, Placed, Recounted, Span
 from billing_jobs.reconciliation.reconcile import Recounts, Report, reconcile, slices
 from billing_jobs.reconciliation.recount import Counted
 from billing_jobs.reconciliation.tables import Tables
 from billing_jobs.reconciliation.wiring import asking
 from billing_jobs.store import ClickHouseStore, Database
 from schemas.base import Record, Scope
+from streams.clocks import HOUR_MS
 from streams.log.port import LogRecord
 from tests.unit.billing_jobs.events import NOON_MS, compute_record, delivered_count, usage_event
 from tests.unit.billing_jobs.test_store import batch_of

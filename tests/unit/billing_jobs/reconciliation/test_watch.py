@@ -13,7 +13,7 @@ from billing_jobs.cut import Batch, cut_of, parse_batch
 from billing_jobs.metrics import BillingMetrics
 from billing_jobs.pricing import PriceRow
 from billing_jobs.queries import read_settings
-from billing_jobs.reconciliation.figures import HOUR_MS, Figures, Key
+from billing_jobs.reconciliation.figures import Figures, Key
 from billing_jobs.reconciliation.following import Pace
 from billing_jobs.reconciliation.history import Reconciliations
 from billing_jobs.reconciliation.recount import SLOT_MS
@@ -24,6 +24,7 @@ from billing_jobs.sink import Progress
 from billing_jobs.store import ClickHouseStore, Database
 from schemas.alert import Alert
 from schemas.base import Record
+from streams.clocks import HOUR_MS
 from streams.log.memory import Fault, FaultKind, MemoryLog
 from streams.log.port import TopicPartition
 from tests.unit.billing_jobs.events import NOON_MS, usage_event

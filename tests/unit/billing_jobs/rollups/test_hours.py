@@ -9,16 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from billing_jobs.rollups.hours import (
-    HOUR_MS,
     LOST_MS,
     SPAN_MS,
     Mark,
     OpenHours,
     Rollup,
     WriterSeen,
-    hour_of,
     next_rollup,
 )
+from streams.clocks import HOUR_MS, hour_of
 
 MINUTE_MS = 60_000
 HOURS_MS = [0, HOUR_MS]

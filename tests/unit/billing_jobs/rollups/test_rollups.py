@@ -15,13 +15,13 @@ from billing_jobs.cut import Batch, cut_of, parse_batch
 from billing_jobs.metrics import BillingMetrics
 from billing_jobs.pricing import PriceBook, PriceRow
 from billing_jobs.rollups import tables
-from billing_jobs.rollups.hours import HOUR_MS, LOST_MS, SPAN_MS, Rollup, hour_of, next_rollup
+from billing_jobs.rollups.hours import LOST_MS, SPAN_MS, Rollup, next_rollup
 from billing_jobs.rollups.roller import LOOK_PERIOD_S, Roller
 from billing_jobs.rollups.views import DIMENSIONS
 from billing_jobs.store import ClickHouseStore, Connection, Database, StoreError
 from schemas.base import Scope
 from schemas.usage import UsageEvent
-from streams.clocks import now_ms
+from streams.clocks import HOUR_MS, hour_of, now_ms
 from tests.unit.billing_jobs.events import NOON_MS, usage_event
 from tests.unit.billing_jobs.test_store import execute, log_record, query
 

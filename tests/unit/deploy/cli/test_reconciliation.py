@@ -8,11 +8,12 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from billing_jobs.reconciliation.explain import Difference
-from billing_jobs.reconciliation.figures import HOUR_MS, Figures, Gap, Key, Span
+from billing_jobs.reconciliation.figures import Figures, Gap, Key, Span
 from billing_jobs.reconciliation.reconcile import Report
 from deploy.cli import alerts, reconciliation
 from deploy.cli.app import CommandError, app, out
 from schemas.alert import Alert
+from streams.clocks import HOUR_MS
 from streams.settings import Settings
 
 NOON_MS = 1_763_726_400_000
