@@ -261,7 +261,7 @@ def _run(settings: Settings) -> int:
             progress=lambda: sink.progress,
             usage_cache_s=settings.billing.usage_cache_s,
         )
-        clerk = stack.enter_context(closing(invoice_desk(invoices, lambda: sink.progress.stored_through_ms)))
+        clerk = stack.enter_context(closing(invoice_desk(invoices, lambda: sink.progress.proven_through_ms)))
         add_invoice_routes(app, clerk)
         add_forget_routes(app, stack.enter_context(closing(forget_desk(database.connection()))))
         configs.append(ServerConfig(app, settings.billing.host, settings.billing.port, metrics))

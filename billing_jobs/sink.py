@@ -37,14 +37,24 @@ _log = structlog.get_logger()
 class Progress:
     """How far the tables are behind the log, as seen at `observed_at_ms`.
 
-    Every record that was in the log by `stored_through_ms` is in the tables; 0 while nothing is known. `lost_records`
-    of those behind are not in the log any more.
+    Every record that was in the log by `stored_through_ms` is in the tables; 0 while nothing is known. Where nothing is
+    behind that is a time of this machine's clock. `lost_records` of those behind are not in the log any more.
     """
 
     lag_records: int
     stored_through_ms: int
     observed_at_ms: int
     lost_records: int = 0
+    newest_logged_at_ms: int = 0
+    """Of what was stored before anybody looked how far the log goes, by the broker's clock."""
+
+    @property
+    def proven_through_ms(self) -> int:
+        """As `stored_through_ms`, but never beyond what the log's own clock has shown: a clock of ours that is ahead
+        moves it no further. It stands still while nothing is logged.
+        """
+        # What was logged in that millisecond may not all have been there.
+        return min(self.stored_through_ms, max(0, self.newest_logged_at_ms - 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +66,12 @@ class PartitionProgress:
     stored: StoredPosition | None
 
 
-def measure(partitions: Iterable[PartitionProgress], observed_at_ms: int) -> Progress:
-    """`observed_at_ms` was read before the end offsets were. Record times are the broker's append times."""
+def measure(
+    partitions: Iterable[PartitionProgress], observed_at_ms: int, newest_logged_at_ms: int = 0
+) -> Progress:  # fmt: skip
+    """`observed_at_ms` and `newest_logged_at_ms` were read before the end offsets were. Record times are the broker's
+    append times.
+    """
     lag_records, through_ms, lost_records = 0, observed_at_ms, 0
     for partition in partitions:
         if partition.stored is not None:
@@ -67,7 +81,7 @@ def measure(partitions: Iterable[PartitionProgress], observed_at_ms: int) -> Pro
             lag_records += partition.end_offset - next_offset
             # What was logged in the same millisecond as the last stored record may not be stored.
             through_ms = min(through_ms, max(0, partition.stored.logged_at_ms - 1) if partition.stored else 0)
-    return Progress(lag_records, through_ms, observed_at_ms, lost_records)
+    return Progress(lag_records, through_ms, observed_at_ms, lost_records, newest_logged_at_ms)
 
 
 def backoff_ms(failures: int) -> int:
@@ -413,20 +427,24 @@ class Sink:
             return
         self._progress_due_ms = now_ms + PROGRESS_PERIOD_MS
         try:
-            partitions = [self._partition_progress(each) for each in self._consumer.partitions(self._topic)]
+            places = self._consumer.partitions(self._topic)
+            self._look_at_others(places)
+            newest_logged_at_ms = max((each.logged_at_ms for each in self._stored.values()), default=0)
+            partitions = [self._partition_progress(each) for each in places]
         except LogError as error:
             if not error.retriable:
                 raise
             _log.warning("progress_unknown", error=str(error), repeats=True)
         else:
-            self.progress = measure(partitions, now_ms)
+            self.progress = measure(partitions, now_ms, newest_logged_at_ms)
             self._metrics.lag_records.set(self.progress.lag_records)
         self._metrics.lag_seconds.set((now_ms - self.progress.stored_through_ms) / 1_000)
 
-    def _partition_progress(self, partition: TopicPartition) -> PartitionProgress:
-        low_offset, end_offset = self._consumer.watermarks(partition)
-        self._planner.seen(partition, low_offset, end_offset)
-        if not self._planner.owns(partition):
+    def _look_at_others(self, partitions: Iterable[TopicPartition]) -> None:
+        """What other members have stored."""
+        for partition in partitions:
+            if self._planner.owns(partition):
+                continue
             try:
                 stored = self._store.stored_position(partition.topic, partition.partition)
             except StoreError as error:
@@ -434,4 +452,8 @@ class Sink:
             else:
                 if stored is not None:
                     self._stored[partition] = stored
+
+    def _partition_progress(self, partition: TopicPartition) -> PartitionProgress:
+        low_offset, end_offset = self._consumer.watermarks(partition)
+        self._planner.seen(partition, low_offset, end_offset)
         return PartitionProgress(low_offset, end_offset, self._stored.get(partition))

@@ -66,15 +66,16 @@ class EntryAsked(BaseModel):
 
 
 class InvoiceDesk:
-    """`stored_through_ms` says by when all usage that was logged is stored. Two closings of a tenant at once are told
-    apart by their number: the later one is refused.
+    """`proven_through_ms` says by when all usage that was logged is stored, as the log's own clock tells the time: that
+    of this machine ends no month. Two closings of a tenant at once are told apart by their number: the later one is
+    refused.
     """
 
     def __init__(
-        self, tables: InvoiceTables, stored_through_ms: Callable[[], int], clock_ms: Callable[[], int]
+        self, tables: InvoiceTables, proven_through_ms: Callable[[], int], clock_ms: Callable[[], int]
     ) -> None:
         self._tables = tables
-        self._stored_through_ms = stored_through_ms
+        self._proven_through_ms = proven_through_ms
         self._clock_ms = clock_ms
 
     def close(self) -> None:
@@ -123,11 +124,7 @@ class InvoiceDesk:
         """
         of_month, before = self._open(tenant_id, parse_month(month))
         closing = self._closing(tenant_id, of_month, before, asked.actor)
-        if closing.stored_before.finalized_through_ms < of_month.end_ms:
-            raise InvoiceRefused(
-                f"month: {of_month} is not over, or not all that was logged in it is stored: the tables are complete "
-                f"up to {moment(closing.stored_before.finalized_through_ms)}", "month", 409,
-            )  # fmt: skip
+        _require_over(of_month, closing.stored_before.finalized_through_ms)
         closing_id = f"closing_{secrets.token_hex(16)}"
         counted = self._tables.count(closing_id, tenant_id, of_month, [each.closing.month for each in before])
         invoices = self._invoices(closing, counted)
@@ -181,6 +178,7 @@ class InvoiceDesk:
         again without them, and views go on showing their sums; what comes later of the month is late as ever.
         """
         month = parse_month(asked.month)
+        _require_over(month, self._proven_through_ms())
         self._tables.end_drops()
         part = self._tables.old_part(month)
         if part is None:
@@ -266,7 +264,7 @@ class InvoiceDesk:
 
     def _closing(self, tenant_id: str, month: Month, before: list[Closed], actor: str) -> Closing:
         """Looked at before anything is counted: what this promises to be stored is then among it."""
-        through_ms = self._stored_through_ms()
+        through_ms = self._proven_through_ms()
         stored_before = StoredBefore(through_ms, self._tables.stored_positions())
         number = max((each.closing.number for each in before), default=0) + 1
         return Closing(tenant_id, month, number, self._clock_ms(), actor, stored_before)
@@ -274,6 +272,14 @@ class InvoiceDesk:
     def _invoices(self, closing: Closing, counted: list[Counted]) -> list[Invoice]:
         waiting = self._tables.waiting_entries(closing.tenant_id)
         return invoices_of(closing, counted, self._tables.prices(), waiting)
+
+
+def _require_over(month: Month, through_ms: int) -> None:
+    if through_ms < month.end_ms:
+        raise InvoiceRefused(
+            f"month: {month} is not over, or not all that was logged in it is stored: the tables are complete up to "
+            f"{moment(through_ms)}, by the times that the log gave its records", "month", 409,
+        )  # fmt: skip
 
 
 def _with_hash(document: dict[str, Any]) -> dict[str, Any]:

@@ -23,9 +23,9 @@ from streams.clocks import now_ms
 CODES = {400: "invalid_value", 404: "not_found", 409: "invoice_refused"}
 
 
-def invoice_desk(tables: InvoiceTables, stored_through_ms: Callable[[], int]) -> ReaderPool[InvoiceDesk]:
+def invoice_desk(tables: InvoiceTables, proven_through_ms: Callable[[], int]) -> ReaderPool[InvoiceDesk]:
     """One call at a time. It closes the tables."""
-    return operators_desk(lambda: InvoiceDesk(tables, stored_through_ms, now_ms), "invoices", answer_s=LONGEST_S)
+    return operators_desk(lambda: InvoiceDesk(tables, proven_through_ms, now_ms), "invoices", answer_s=LONGEST_S)
 
 
 def add_invoice_routes(app: FastAPI, desk: ReaderPool[InvoiceDesk]) -> None:

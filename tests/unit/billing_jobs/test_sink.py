@@ -4,6 +4,8 @@ from dataclasses import replace
 from types import MethodType
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from billing_jobs.cut import Batch
 from billing_jobs.pricing import PRICES_SETTLE_MS
@@ -21,7 +23,7 @@ from billing_jobs.store import StoredPosition
 from schemas.base import Scope
 from streams.log.memory import Crashed, Fault, FaultKind, MemoryConsumer
 from streams.log.port import LogError, TopicPartition
-from tests.unit.billing_jobs.events import compute_record, delivered_count, usage_event
+from tests.unit.billing_jobs.events import NOON_MS, compute_record, delivered_count, usage_event
 from tests.unit.billing_jobs.sink_world import (
     COST_PICO,
     PRICE,
@@ -430,6 +432,26 @@ def test_progress_is_the_oldest_partition_that_is_behind() -> None:
     assert measure([caught_up, expired], 1_000) == Progress(0, 1_000, 1_000, lost_records=10)
     assert measure([caught_up, behind], 1_000) == Progress(5, 699, 1_000), "its last millisecond may hold more"
     assert measure([behind, untouched], 1_000) == Progress(9, 0, 1_000)
+
+
+def test_what_is_proven_is_known_at_the_first_look_also_of_what_another_has_stored() -> None:
+    world = World()
+    put_usage(world, 0, 3)
+    world.steps(world.member())
+    another = world.member("b")
+    another.sink.step()
+    assert another.sink.progress.lag_records == 0
+    assert another.sink.progress.proven_through_ms == NOON_MS - 1
+
+
+@given(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9))
+def test_what_is_proven_is_neither_beyond_what_is_stored_nor_beyond_the_newest_record(
+    observed_ms: int, logged_ms: int, stored_ms: int
+) -> None:
+    some = PartitionProgress(0, 10, StoredPosition(9, stored_ms))
+    known = measure([some], observed_ms, logged_ms)
+    assert known.proven_through_ms == min(known.stored_through_ms, max(0, logged_ms - 1))
+    assert known.proven_through_ms <= min(observed_ms, logged_ms, stored_ms)
 
 
 def test_backoff_grows_and_is_bounded() -> None:

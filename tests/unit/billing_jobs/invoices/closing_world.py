@@ -36,7 +36,7 @@ def event_in(month: Month, number: int, **changes: Any) -> UsageEvent:
 @dataclass
 class ClosingWorld:
     database: Database
-    stored_through_ms: int = JANUARY.end_ms
+    proven_through_ms: int = JANUARY.end_ms
     now_ms: int = JANUARY.end_ms
     offset: int = 0
     sink_ms: int = 1
@@ -58,7 +58,7 @@ class ClosingWorld:
         return self.now_ms
 
     def another_desk(self, tables: InvoiceTables | None = None) -> InvoiceDesk:
-        return InvoiceDesk(tables or self.tables, lambda: self.stored_through_ms, self.clock_ms)
+        return InvoiceDesk(tables or self.tables, lambda: self.proven_through_ms, self.clock_ms)
 
     def stored(self, events: Sequence[UsageEvent]) -> None:
         """Logged at the next offsets, whether they were logged before or not, and inserted."""

@@ -65,13 +65,13 @@ def test_a_month_is_closed_once_and_then_says_the_same_for_good(world: ClosingWo
 
 def test_no_month_is_closed_before_all_that_was_logged_in_it_is_stored(world: ClosingWorld) -> None:
     world.stored([event_in(NOVEMBER, 1)])
-    world.stored_through_ms = NOVEMBER.end_ms - 1
+    world.proven_through_ms = NOVEMBER.end_ms - 1
     with pytest.raises(
         InvoiceRefused, match=r"not all .* is stored: the tables are complete up to 2025-11-30T23:59:59"
     ):
         world.closed(NOVEMBER)
     assert world.rows("SELECT count() FROM invoice_usage") == [(0,)]
-    world.stored_through_ms = NOVEMBER.end_ms
+    world.proven_through_ms = NOVEMBER.end_ms
     assert exact(world.closed(NOVEMBER)[0]) == COST_PICO
 
 
