@@ -31,6 +31,9 @@ from schemas.month import Month
 REPEATED_MS = 86_400_000
 """For so long a command whose answer was lost is given again, also behind the end of its month."""
 
+DROP_TRIES = 3
+"""A part may be merged between the look at it and its end: then all of it is looked at again."""
+
 _log = structlog.get_logger()
 
 
@@ -180,17 +183,22 @@ class InvoiceDesk:
         month = parse_month(asked.month)
         _require_over(month, self._proven_through_ms())
         self._tables.end_drops()
-        part = self._tables.old_part(month)
-        if part is None:
-            raise InvoiceRefused(f"month: no usage of {month} is stored, or more came just now", "month", 409)
-        for tenant in self._tables.tenants_of(month):
-            self._require_invoiced(tenant, month)
-        try:
-            self._tables.drop(month, part, asked.actor, asked.reason, self._clock_ms())
-        except NotSummed as error:
-            raise InvoiceRefused(f"month: {error}; ask again later, in an hour at most", "month", 409) from None
-        _log.warning("usage_dropped", month=str(month), events=part.events, actor=asked.actor)
-        return {"month": str(month), "events": part.events}
+        for _ in range(DROP_TRIES):
+            part = self._tables.old_part(month)
+            if part is None:
+                raise InvoiceRefused(f"month: no usage of {month} is stored, or more came just now", "month", 409)
+            for tenant in self._tables.tenants_of(month):
+                self._require_invoiced(tenant, month)
+            try:
+                is_dropped = self._tables.drop(month, part, asked.actor, asked.reason, self._clock_ms())
+            except NotSummed as error:
+                raise InvoiceRefused(f"month: {error}; ask again later, in an hour at most", "month", 409) from None
+            if is_dropped:
+                _log.warning("usage_dropped", month=str(month), events=part.events, actor=asked.actor)
+                return {"month": str(month), "events": part.events}
+        raise InvoiceRefused(
+            f"month: usage of {month} is being rewritten, nothing was dropped; ask again", "month", 409
+        )
 
     def _require_invoiced(self, tenant_id: str, month: Month) -> None:
         self._closed(tenant_id, month)

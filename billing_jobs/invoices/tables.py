@@ -25,7 +25,7 @@ from billing_jobs.invoices.counting import (
 )
 from billing_jobs.rollups.tables import count_kept, dropped_months, keep_sums
 from billing_jobs.rows import INSERT_SETTINGS, NAME, TEXT, TIME, insert_once
-from billing_jobs.store import ClickHouseStore, Connection
+from billing_jobs.store import ClickHouseStore, Connection, StoreError
 from schemas.month import Month
 
 MAX_ENTRIES = 10_000
@@ -36,6 +36,8 @@ _ENTRIES = (
 )
 MAX_TOLD = 10_000
 """Invoices, or open months, in one list."""
+_PART_GONE = {232, 384}
+"""Codes of the engine's: it has no such part (any more), or is rewriting it."""
 _ENTRY_COLUMNS = (
     ("entry_id", TEXT), ("closing_id", NAME), ("tenant_id", NAME), ("month", "Date"), ("kind", NAME),
     ("amount_pico", "Int128"), ("currency", NAME), ("reason", TEXT), ("actor", TEXT), ("recorded_at", TIME),
@@ -250,28 +252,38 @@ class InvoiceTables:
         return int(rows[0][0])
 
     def dropped(self, month: Month) -> int | None:
-        """When its events left, in Unix milliseconds; None: they did not."""
+        """When its events left, in Unix milliseconds; None: they did not, though that may be written down."""
         rows = self._rows(
             "SELECT toUnixTimestamp64Milli(max(dropped_at)) FROM dropped_months WHERE month = {month:Date}"
+            " AND toYYYYMM(month) IN (SELECT toYYYYMM(hour) FROM usage_hours WHERE tenant_id = '' AND kind = 'kept')"
             " HAVING count() > 0",
             month=month.first_day,
         )
         return int(rows[0][0]) if rows else None
 
-    def drop(self, month: Month, part: OldPart, actor: str, reason: str, now_ms: int) -> None:
-        """Killed right after each of these steps it leaves behind:
+    def drop(self, month: Month, part: OldPart, actor: str, reason: str, now_ms: int) -> bool:
+        """False: its part was merged or rewritten since it was looked at, with what came or as it was, and all of it is
+        there. Killed right after each of these steps it leaves behind:
 
         1. what the views show of it kept, or nothing done (NotSummed): that does not count, nothing happened;
         2. written down that it leaves: likewise;
-        3. its one part gone, or not, if that was merged with others since (StoreError): what was kept counts when
-           the roller looks next, or the month is dropped again, and not before its events have left.
+        3. its one part gone: what was kept counts when the roller looks next, or the month is dropped again, and not
+           before its events have left.
         """
         with self._connection.writing() as client:
             keep_sums(client, int(f"{month.year}{month.month:02d}"), part.event_id)
             row = [_date(month), part.events, actor, reason, now_ms]
             _insert(client, "dropped_months", _DROPPED_COLUMNS, [row], {"insert_deduplicate": 0})
-            client.command(f"ALTER TABLE usage_events DROP PART {format_str(part.name)}")
+        try:
+            with self._connection.writing() as client:
+                client.command(f"ALTER TABLE usage_events DROP PART {format_str(part.name)}")
+        except StoreError as error:
+            if error.code not in _PART_GONE:
+                raise
+            return False
+        with self._connection.writing() as client:
             count_kept(client, dropped_months(client))
+        return True
 
     def end_drops(self) -> None:
         """What is left of one that was killed."""

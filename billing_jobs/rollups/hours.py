@@ -117,6 +117,27 @@ class Rollup:
     generation: int
 
 
+class LooksInVain:
+    """Months that were not found dropped are looked at again after `first_s`, then twice as long each time, up to
+    `longest_s`. Pure.
+    """
+
+    def __init__(self, first_s: float, longest_s: float) -> None:
+        self._first_s, self._longest_s = first_s, longest_s
+        self._waits: dict[int, tuple[float, float]] = {}
+        """How long, and until when."""
+
+    def due(self, months: Iterable[int], now_s: float) -> list[int]:
+        """Of those that wait to be dropped. Others are forgotten."""
+        self._waits = {month: self._waits[month] for month in months if month in self._waits}
+        return [month for month in months if month not in self._waits or self._waits[month][1] <= now_s]
+
+    def stayed(self, month: int, now_s: float) -> None:
+        last_s, _ = self._waits.get(month, (0.0, 0.0))
+        wait_s = min(self._longest_s, 2 * last_s) if last_s else self._first_s
+        self._waits[month] = wait_s, now_s + wait_s
+
+
 def next_rollup(seen: Iterable[WriterSeen], now_ms: int, nonce: Callable[[], int]) -> Rollup | None:
     """Of what was read of the marks just now: the newest hour that is over, that nobody writes to and that is not
     settled. `nonce` gives a number below `2 ** NONCE_BITS` that others will hardly have.

@@ -1,6 +1,6 @@
 """Marks and rollups in ClickHouse. Calls block and raise as the client does."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from billing_jobs.rollups.hours import Mark, Rollup, WriterSeen
@@ -154,17 +154,24 @@ def keep_sums(client: Any, month: int, leaving: str) -> None:
     client.command(_KEEP, parameters={**asked, "leaving": leaving}, settings=ROLLER_SETTINGS)
 
 
+def staged_months(client: Any) -> dict[int, list[str]]:
+    """Months whose sums are kept and do not count yet: they are being dropped, or that died or failed. With events by
+    which `have_left` knows.
+    """
+    return {int(month): list(ids) for month, ids in client.query(_STAGED).result_rows}
+
+
+def have_left(client: Any, month: int, ids: Sequence[str]) -> bool:
+    """Whether the month's events have left since its sums were kept. It looks for these among all of the month."""
+    return not client.query(_IS_THERE, parameters={"month": month, "ids": list(ids)}).first_row[0]
+
+
 def dropped_months(client: Any) -> list[int]:
     """Whose events have left since their sums were kept, which do not count yet."""
-    staged = client.query(_STAGED).result_rows
-    return [
-        month
-        for month, ids in staged
-        if not client.query(_IS_THERE, parameters={"month": month, "ids": list(ids)}).first_row[0]
-    ]
+    return [month for month, ids in staged_months(client).items() if have_left(client, month, ids)]
 
 
-def count_kept(client: Any, months: Sequence[int]) -> None:
+def count_kept(client: Any, months: Iterable[int]) -> None:
     """From now on views show their sums beside what came, or comes, since."""
     for month in months:
         client.command(_COUNT_KEPT, parameters={"month": month}, settings=ROLLER_SETTINGS)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from billing_jobs.rollups.hours import (
     LOST_MS,
     SPAN_MS,
+    LooksInVain,
     Mark,
     OpenHours,
     Rollup,
@@ -262,3 +263,28 @@ def test_of_two_rollups_the_one_that_covers_more_has_the_greater_generation_what
     assert more is not None
     assert more.generation > less.generation
     assert more.steps == {"a": 4, "b": 2}
+
+
+@given(st.lists(st.tuples(st.sampled_from([1, 2, 3]), st.floats(0, 50)), max_size=40))
+def test_what_is_looked_at_in_vain_is_looked_at_less_and_less_and_never_put_off_for_long(
+    looks: list[tuple[int, float]],
+) -> None:
+    """`looks`: after so many seconds these months wait."""
+    vain, now_s, last_s, waits_s = LooksInVain(5, 60), 0.0, dict[int, float](), dict[int, list[float]]()
+    for months, later_s in looks:
+        now_s += later_s
+        waiting = range(1, months + 1)
+        due = vain.due(waiting, now_s)
+        for month in waiting:
+            if month not in due:
+                assert now_s - last_s[month] < 60
+                continue
+            if month in last_s:
+                waits_s.setdefault(month, []).append(now_s - last_s[month])
+                least_s = min(60, 5 * 2 ** (len(waits_s[month]) - 1))
+                assert waits_s[month][-1] >= least_s - 1e-6
+            last_s[month] = now_s
+            vain.stayed(month, now_s)
+        for gone in set(last_s) - set(waiting):
+            del last_s[gone]
+            waits_s.pop(gone, None)
