@@ -19,11 +19,14 @@ MIGRATIONS = {
     10: "10_reconciliations.sql",
     11: "11_price_changes.sql",
     12: "12_forgotten.sql",
+    14: "14_margins.sql",
 }
 """Schema version → the statements that lead to it from the one before."""
 _VIEWS = {8: usage_views, 9: invoice_views}
 """Schema version → views that are made with its step and each later one."""
 SCHEMA_VERSION = max(MIGRATIONS)
+STEPS = (0, *sorted(MIGRATIONS))
+"""All that `schema_statements` knows, in their order."""
 
 
 def schema_statements(version: int) -> list[str]:

@@ -43,7 +43,7 @@ from billing_jobs.repricing import reprice
 from billing_jobs.rollups.hours import OpenHours, hours_of
 from billing_jobs.rollups.tables import store_marks
 from billing_jobs.rows import INSERT_SETTINGS, NAME, TEXT, TableRows, always, insert_once, tables_of
-from billing_jobs.schema_steps import MIGRATIONS, SCHEMA_VERSION, schema_statements
+from billing_jobs.schema_steps import SCHEMA_VERSION, STEPS, schema_statements
 from streams.clocks import monotonic_ms
 from streams.settings import BillingSettings, Settings
 
@@ -286,7 +286,7 @@ def _migrate(client: Any, *, is_replicated: bool) -> None:
             client.command(replicated(statement) if is_replicated else statement)
 
     run(0)
-    for version in sorted(version for version in MIGRATIONS if version <= SCHEMA_VERSION):
+    for version in (version for version in STEPS[1:] if version <= SCHEMA_VERSION):
         # Before each step: another process may be making them too.
         if _schema_version(client) >= version:
             continue

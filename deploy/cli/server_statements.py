@@ -9,7 +9,7 @@ import typer
 from billing_jobs.clickhouse.access import Limits
 from billing_jobs.clickhouse.grants import Server
 from billing_jobs.replication import replicated
-from billing_jobs.schema_steps import SCHEMA_VERSION, schema_statements
+from billing_jobs.schema_steps import STEPS, schema_statements
 from deploy.cli.app import CommandError, DataOption, settings_at
 from deploy.cli.billing import billing
 from deploy.local.data_folder import DataFolder
@@ -45,7 +45,7 @@ def server_of(settings: Settings, cluster: str) -> Server:
 def schema(data: DataOption = DEFAULT_DATA) -> None:
     """Prints what billing says to an empty ClickHouse server to make its tables. It does so by itself."""
     settings = settings_at(DataFolder(data))
-    for version in range(SCHEMA_VERSION + 1):
+    for version in STEPS:
         # A table of version 2 is made by version 1 where it is new.
         if version != 2:
             made = schema_statements(version)

@@ -3,9 +3,9 @@
 import re
 
 from billing_jobs.replication import replicated
-from billing_jobs.schema_steps import SCHEMA_VERSION, schema_statements
+from billing_jobs.schema_steps import STEPS, schema_statements
 
-STATEMENTS = [each for version in range(SCHEMA_VERSION + 1) for each in schema_statements(version)]
+STATEMENTS = [each for version in STEPS for each in schema_statements(version)]
 WINDOW = re.compile(r"\b(?:non_replicated|replicated)_deduplication_window = (\d+)")
 
 

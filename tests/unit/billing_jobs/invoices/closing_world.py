@@ -13,7 +13,7 @@ from billing_jobs.rollups.hours import SPAN_MS, next_rollup
 from billing_jobs.rollups.tables import ROLLER_SETTINGS, seen_writers, store_rollup
 from billing_jobs.store import ClickHouseStore, Database
 from schemas.month import Month
-from schemas.usage import UsageEvent
+from schemas.usage import ComputeRecord, UsageEvent
 from streams.log.port import LogRecord
 from tests.unit.billing_jobs.events import usage_event
 
@@ -60,11 +60,13 @@ class ClosingWorld:
     def another_desk(self, tables: InvoiceTables | None = None) -> InvoiceDesk:
         return InvoiceDesk(tables or self.tables, lambda: self.proven_through_ms, self.clock_ms)
 
-    def stored(self, events: Sequence[UsageEvent]) -> None:
+    def stored(self, events: Sequence[UsageEvent], computed: Sequence[ComputeRecord] = ()) -> None:
         """Logged at the next offsets, whether they were logged before or not, and inserted."""
+        logged = [(event.encode(), event.ended_at_ms) for event in events]
+        logged += [(record.encode(), events[-1].ended_at_ms) for record in computed]
         records = [
-            LogRecord(TOPIC, 0, self.offset + index, None, event.encode(), (), event.ended_at_ms)
-            for index, event in enumerate(events)
+            LogRecord(TOPIC, 0, self.offset + index, None, value, (), at_ms)
+            for index, (value, at_ms) in enumerate(logged)
         ]
         self.offset += len(records)
         batch = parse_batch(cut_of(records, self.clock_ms()), records, PriceBook(self.prices))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
+from billing_jobs.gpu_costs import GpuPrice
 from billing_jobs.invoices import tables as invoice_tables
 from billing_jobs.invoices.amounts import InvoiceRefused
 from billing_jobs.invoices.desk import DropAsked
@@ -15,9 +16,20 @@ from billing_jobs.metrics import BillingMetrics
 from billing_jobs.rollups.roller import LOOK_PERIOD_S, PUT_OFF_S, Roller
 from billing_jobs.rollups.tables import ROLLER_SETTINGS, have_left
 from billing_jobs.store import Database
-from tests.unit.billing_jobs.invoices.closing_world import COST_PICO, DECEMBER, NOVEMBER, ClosingWorld, event_in
+from tests.unit.billing_jobs.events import compute_record
+from tests.unit.billing_jobs.invoices.closing_world import (
+    COST_PICO,
+    DECEMBER,
+    JANUARY,
+    NOVEMBER,
+    OCTOBER,
+    ClosingWorld,
+    event_in,
+)
 
 DROP = DropAsked(month="2025-11", actor="kim", reason="13 months")
+CLASSES = ("uncached_input_tokens", "cached_input_tokens", "output_tokens", "reasoning_tokens", "released_tokens")
+NO_TOKENS = dict.fromkeys(CLASSES, 0)
 REWRITE = "OPTIMIZE TABLE usage_events PARTITION ID '202511' FINAL"
 
 
@@ -115,3 +127,31 @@ def test_a_month_that_stays_is_looked_at_seldom_and_may_be_dropped_later(
         assert world.desk.drop_month(DROP)["events"] == 2
         assert roller.step() >= 0
     assert shown(world) == (2, 2 * COST_PICO)
+
+
+def test_margins_are_what_they_were_and_of_no_endpoint(world: ClosingWorld) -> None:
+    world.store.append_gpu_prices([GpuPrice("default", "USD", 0, 3_600_000 * 4, 1)])
+    used = [event_in(NOVEMBER, 3), event_in(NOVEMBER, 4, endpoint="embeddings")]
+    refused = event_in(NOVEMBER, 5, pool="", model="", attempts=0, billable=False, **NO_TOKENS)
+    world.stored([*used, refused], [compute_record(3), compute_record(4)])
+    world.closed(DECEMBER)
+    world.summed()
+    by_endpoint = "SELECT endpoint, tokens > 0, gpu_cost_pico > 0 FROM margins WHERE tenant_id != '' ORDER BY ALL"
+    by_all_else = (
+        "SELECT day, pool, tenant_id, model, currency, sum(tokens), sum(engine_ms), sum(charged_pico),"
+        " sum(gpu_cost_pico), sum(margin_pico) FROM margins GROUP BY ALL ORDER BY ALL"
+    )
+    before = world.rows(by_all_else)
+    assert world.rows("SELECT sum(charged_pico) FROM margins") == [(4 * COST_PICO,)]
+    assert ("embeddings", 1, 1) in world.rows(by_endpoint)
+    for late in range(2):
+        world.desk.drop_month(DROP)
+        assert world.rows(by_all_else) == before
+        assert {endpoint for endpoint, *_ in world.rows(by_endpoint)} == {""}
+        world.stored([event_in(NOVEMBER, 10 + late)])
+        [(tokens, charged_pico)] = world.rows("SELECT sum(tokens), sum(charged_pico) FROM margins")
+        assert (tokens, charged_pico) == (46 * (5 + late), COST_PICO * (5 + late)), "what comes late is beside it"
+        assert world.rows(f"SELECT sum(tokens) FROM margins WHERE endpoint = '{used[0].endpoint}'") == [(46,)]
+        world.closed((JANUARY, OCTOBER)[late])
+        world.summed()
+        before = world.rows(by_all_else)
