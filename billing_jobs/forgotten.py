@@ -7,6 +7,10 @@ makes the row anew of the log cuts it alike.
 A row may be on its way while somebody is forgotten. So who inserts looks before and afterwards (`Forgetting`), and what
 was recorded in between is cut of the table once more. Either the insert saw it, or its rows were there when the table
 was rewritten, or the second look sees it.
+
+Whoever begins looks at what is stored as well, since somebody may have died between two of these steps, or put back
+rows that were stored elsewhere. A month of which nothing was inserted since a look found nobody named, and nobody was
+recorded since, needs no other (`forgotten_looks`).
 """
 
 import hashlib
@@ -28,17 +32,34 @@ _READ = f"""
     GROUP BY tenant_id, subject
 """  # noqa: S608 - a number of ours
 _NAMED = f"""
-    SELECT tenant_id, {_SUBJECT.format(end_user="end_user")} AS subject, toUnixTimestamp64Milli(min(accepted_at))
-    FROM usage_events WHERE tenant_id IN (SELECT tenant_id FROM forgotten) AND end_user != ''
-    GROUP BY tenant_id, subject
-    HAVING (tenant_id, subject) IN (SELECT tenant_id, toString(subject) FROM forgotten)
+    SELECT tenant_id, {_SUBJECT.format(end_user="end_user")} AS subject, toUnixTimestamp64Milli(first_at)
+    FROM (
+        SELECT tenant_id, end_user, min(accepted_at) AS first_at
+        FROM usage_events
+        WHERE tenant_id IN (SELECT tenant_id FROM forgotten) AND end_user != '' AND {{months}}
+        GROUP BY tenant_id, end_user
+    )
+    WHERE (tenant_id, subject) IN (SELECT tenant_id, toString(subject) FROM forgotten)
     UNION ALL
     SELECT tenant_id, {_SUBJECT.format(end_user="''")} AS subject, toUnixTimestamp64Milli(min(accepted_at))
     FROM usage_events
-    WHERE (end_user != '' OR traceparent != '')
+    WHERE (end_user != '' OR traceparent != '') AND {{months}}
       AND tenant_id IN (SELECT tenant_id FROM forgotten WHERE subject = {_SUBJECT.format(end_user="''")})
     GROUP BY tenant_id
 """  # noqa: S608 - names are ours
+_OF_MONTHS = "_partition_id IN {partitions:Array(String)}"
+_WRITTEN = """
+    SELECT partition_id, min(min_block_number), max(max_block_number)
+    FROM system.parts WHERE database = currentDatabase() AND table = 'usage_events' AND active
+    GROUP BY partition_id
+"""
+_TABLE_ID = (
+    "SELECT toString(uuid) FROM system.tables WHERE database = currentDatabase() AND name = 'usage_events'"
+)  # fmt: skip
+_LOOKED_AT = """
+    SELECT partition_id, first_block, last_block FROM forgotten_looks FINAL
+    WHERE table_id = {table:String} AND forgotten = {forgotten:UInt64}
+"""
 _UNDER_WAY = (
     "SELECT count(), any(latest_fail_reason) FROM system.mutations"
     " WHERE database = currentDatabase() AND table = 'usage_events' AND NOT is_done"
@@ -130,9 +151,28 @@ class Forgetting:
         such: the engine goes on by itself, also after a crash.
         """
         self.look(client)
+        return self._cut_named(client, _NAMED.format(months="true")) if self._known.before_ms else 0
+
+    def cut_stored_since(self, client: Any) -> int:
+        """As `cut_stored`, of months that were written to since a look at them found nobody named."""
+        self.look(client)
         if not self._known.before_ms:
             return 0
-        named = self._known.still_named(_texts(client.query(_NAMED).result_rows))
+        # Before anything is looked at: what is inserted meanwhile is looked at the next time.
+        written = {month: (first, last) for month, first, last in client.query(_WRITTEN).result_rows}
+        place = {"table": client.query(_TABLE_ID).first_row[0], "forgotten": self._rows}
+        looks = client.query(_LOOKED_AT, parameters=place).result_rows
+        looked_at = {month: (first, last) for month, first, last in looks}
+        since = [month for month, blocks in written.items() if looked_at.get(month) != blocks]
+        if not since:
+            return 0
+        named = self._cut_named(client, _NAMED.format(months=_OF_MONTHS), partitions=since)
+        if not named:
+            _note_looks(client, [[place["table"], month, *written[month], self._rows] for month in since])
+        return named
+
+    def _cut_named(self, client: Any, query: str, **parameters: Any) -> int:
+        named = self._known.still_named(_texts(client.query(query, parameters=parameters).result_rows))
         for begin in range(0, len(named), AT_ONCE):
             client.command(*_rewriting(named[begin : begin + AT_ONCE]))
         return len(named)
@@ -144,6 +184,16 @@ def record(client: Any, entries: Sequence[Forgot], actor: str) -> None:
         [[each.tenant_id, each.subject, each.before_ms, actor] for each in entries],
         column_names=["tenant_id", "subject", "before", "actor"],
         column_type_names=["LowCardinality(String)", "FixedString(64)", "DateTime64(3, 'UTC')", "String"],
+        settings={"async_insert": 0},
+    )
+
+
+def _note_looks(client: Any, rows: Sequence[Sequence[Any]]) -> None:
+    client.insert(
+        "forgotten_looks",
+        rows,
+        column_names=["table_id", "partition_id", "first_block", "last_block", "forgotten"],
+        column_type_names=["String", "String", "Int64", "Int64", "UInt64"],
         settings={"async_insert": 0},
     )
 

@@ -20,6 +20,7 @@ MIGRATIONS = {
     11: "11_price_changes.sql",
     12: "12_forgotten.sql",
     14: "14_margins.sql",
+    15: "15_forgotten_looks.sql",
 }
 """Schema version → the statements that lead to it from the one before."""
 _VIEWS = {8: usage_views, 9: invoice_views}

@@ -406,7 +406,7 @@ class ClickHouseStore:
     def cut_forgotten(self) -> None:
         """What was inserted, or begun to be forgotten, by who died meanwhile. Raises StoreError."""
         with self._connection.writing() as client:
-            self._forgetting.cut_stored(client)
+            self._forgetting.cut_stored_since(client)
 
     def rest(self) -> None:
         """Closes hours that were written to; they may be rolled then."""

@@ -78,6 +78,7 @@ _TABLES_OF_THE_OPERATOR = (
     "price_changes",
     "invoice_closings", "invoice_usage", "ledger_entries",
     "counting_closings", "invoices", "invoice_lines", "invoiced_usage", "ledger", "dropped_months", "forgotten",
+    "forgotten_looks",
 )  # fmt: skip
 SYSTEM_TABLES = (
     "aggregate_function_combinators", "columns", "contributors", "data_type_families", "databases", "formats",

@@ -24,6 +24,7 @@ from schemas.usage import UsageEvent
 from streams.clocks import now_ms
 from streams.log.memory import MemoryLog
 from streams.log.reading import kept_offsets
+from streams.topics import DAY_MS
 from tests.unit.billing_jobs.events import NOON_MS, usage_event
 from tests.unit.billing_jobs.test_store import batch_of, query
 
@@ -163,6 +164,8 @@ def test_killed_between_its_steps_the_next_start_of_billing_goes_on(
     database: Database, store: ClickHouseStore, desk: ForgetDesk
 ) -> None:
     store.insert(billed(used(1), used(2, BEN)), again=False)
+    forget(desk, "c" * 32)
+    store.cut_forgotten()  # all of it is looked at
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ForgetDesk, "rewrite", lambda _self: killed())
         with pytest.raises(Killed):
@@ -172,6 +175,78 @@ def test_killed_between_its_steps_the_next_start_of_billing_goes_on(
         next_start.cut_forgotten()
     desk.wait()
     assert named(database) == [("acme", "", 0), ("acme", BEN, 1)]
+
+
+OCTOBER = used(7, accepted_at_ms=NOON_MS - 40 * DAY_MS)
+
+
+def looked_at(database: Database) -> list[str]:
+    """The months of `usage_events` at which a start of billing looks for who was forgotten."""
+    months: list[str] = []
+    look = Forgetting._cut_named
+
+    def noted(self: Forgetting, client: Any, query: str, **parameters: Any) -> int:
+        months.extend(parameters["partitions"])
+        return look(self, client, query, **parameters)
+
+    with pytest.MonkeyPatch.context() as patch, closing(ClickHouseStore(database.connection())) as start:
+        patch.setattr(Forgetting, "_cut_named", noted)
+        start.cut_forgotten()
+    return sorted(months)
+
+
+def test_a_start_looks_at_months_that_were_written_to_since_one_found_nobody_named(
+    database: Database, store: ClickHouseStore, desk: ForgetDesk
+) -> None:
+    store.insert(billed(used(1), used(2, BEN), OCTOBER), again=False)
+    assert looked_at(database) == [], "nobody was forgotten"
+    forget(desk, ANN)
+    assert looked_at(database) == ["202510", "202511"]
+    assert looked_at(database) == []
+    with database.connection().client() as client:
+        client.command("OPTIMIZE TABLE usage_events FINAL")
+    assert looked_at(database) == [], "what is merged is what it was"
+    store.insert(billed(used(3, BEN), first=9), again=False)
+    assert looked_at(database) == ["202511"]
+    forget(desk, BEN)
+    assert looked_at(database) == ["202510", "202511"]
+    assert {row[1] for row in named(database)} == {""}
+
+
+def test_rows_that_somebody_puts_back_are_cut_by_the_next_start(
+    database: Database, store: ClickHouseStore, desk: ForgetDesk
+) -> None:
+    store.insert(billed(OCTOBER, used(2, BEN)), again=False)
+    with database.connection().client() as client:
+        client.command("ALTER TABLE usage_events DETACH PARTITION ID '202510'")
+        forget(desk, ANN)
+        assert looked_at(database) == ["202511"]
+        assert looked_at(database) == []
+        client.command("ALTER TABLE usage_events ATTACH PARTITION ID '202510'")
+    assert named(database) == [("acme", BEN, 1), ("acme", ANN, 1)]
+    assert looked_at(database) == ["202510"]
+    desk.wait()
+    assert named(database) == [("acme", BEN, 1), ("acme", "", 0)]
+    assert looked_at(database) == ["202510"], "until a look finds nobody"
+    assert looked_at(database) == []
+
+
+def test_another_table_in_the_place_of_the_one_that_was_looked_at_is_looked_at(
+    database: Database, store: ClickHouseStore, desk: ForgetDesk
+) -> None:
+    """Its parts have the same numbers."""
+    store.insert(billed(OCTOBER), again=False)
+    with database.connection().client() as client:
+        client.command("CREATE TABLE other AS usage_events")
+        client.command("INSERT INTO other SELECT * FROM usage_events")
+        forget(desk, ANN)
+        assert looked_at(database) == ["202510"]
+        assert looked_at(database) == []
+        client.command("EXCHANGE TABLES other AND usage_events")
+    assert named(database) == [("acme", ANN, 1)]
+    assert looked_at(database) == ["202510"]
+    desk.wait()
+    assert named(database) == [("acme", "", 0)]
 
 
 def test_usage_that_gets_its_price_meanwhile_is_cut_too(database: Database, desk: ForgetDesk) -> None:
