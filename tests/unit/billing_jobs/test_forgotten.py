@@ -20,7 +20,7 @@ from billing_jobs.rollups.roller import Roller
 from billing_jobs.rollups.tables import ROLLER_SETTINGS
 from billing_jobs.store import ClickHouseStore, Database
 from schemas.base import Scope
-from schemas.usage import UsageEvent
+from schemas.usage import USAGE, UsageEvent
 from streams.clocks import now_ms
 from streams.log.memory import MemoryLog
 from streams.log.reading import kept_offsets
@@ -304,6 +304,14 @@ def test_tables_that_are_made_anew_of_the_log_name_nobody_who_was_forgotten(
             rebuild(consumer, kept_offsets(consumer, consumer.partitions("local.usage")), anew, lambda _: True)
         assert named(beside) == named(database) == [("acme", "", 0), ("acme", BEN, 1), ("other", ANN, 1)]
         assert query(beside, SUMS) == query(database, SUMS)
+
+
+def test_no_record_of_usage_and_no_table_names_a_conversation(database: Database) -> None:
+    """So one that is deleted has left usage with its database's rows."""
+    assert "conversation" not in str(USAGE.json_schema()).lower()
+    columns = "SELECT table, name FROM system.columns WHERE database = currentDatabase() AND name ILIKE "
+    assert query(database, f"{columns} '%response_id%'") != []
+    assert query(database, f"{columns} '%conversation%'") == []
 
 
 def test_sums_by_the_hour_stay_as_they_are(database: Database, store: ClickHouseStore, desk: ForgetDesk) -> None:
