@@ -131,25 +131,28 @@ def expected(events: int) -> list[object]:
     return [str(events), str(events), str(events * (10 * 100_000 + 4 * 20_000 + 32 * 400_000))]
 
 
+def put(kafka_settings: KafkaSettings, topic: Topic, numbers: range, partition: int | None = 0) -> None:
+    """`partition` None: that of each one's id."""
+    producer = KafkaProducer(kafka_settings, "test")
+    for used in map(event, numbers):
+        producer.produce(topic.name, used.encode(), key=used.response_id, partition=partition)
+    assert producer.flush(60) == 0
+
+
 @pytest.mark.long
 def test_killed_while_it_stores_it_goes_on_without_loss_or_double(
     billing: Billing, kafka_settings: KafkaSettings
 ) -> None:
-    provision(kafka_settings, [billing.topics.usage, billing.topics.dead_letters])
-    producer = KafkaProducer(kafka_settings, "test")
-
-    def produce(first: int, last: int) -> None:
-        for number in range(first, last + 1):
-            used = event(number)
-            producer.produce(billing.topics.usage.name, used.encode(), key=used.response_id)
-        assert producer.flush(60) == 0
-
+    topic = billing.topics.usage
+    provision(kafka_settings, [topic, billing.topics.dead_letters])
     with billing.running() as process:
-        produce(0, 999)
+        put(kafka_settings, topic, range(1_000), None)
         until(lambda: int(str(billing.counts()[0])) > 100, "a part is stored", every_s=0.1)
         process.kill()
-    produce(1_000, 1_199)
-    producer.produce(billing.topics.usage.name, b"poison", key="x")
+    put(kafka_settings, topic, range(1_000, 1_200), None)
+    producer = KafkaProducer(kafka_settings, "test")
+    producer.produce(topic.name, b"poison", key="x")
+    assert producer.flush(60) == 0
     with billing.running() as process:
         until(lambda: int(str(billing.counts()[1])) >= 1_200, "everything is stored", every_s=0.1)
         until(lambda: "sluice_billing_lag_records 0.0" in billing.metrics(), "no lag", every_s=0.1)
@@ -162,26 +165,19 @@ def test_killed_while_it_stores_it_goes_on_without_loss_or_double(
 def test_who_is_forgotten_while_usage_is_stored_is_named_by_none_of_it_after_a_kill(
     billing: Billing, kafka_settings: KafkaSettings
 ) -> None:
-    provision(kafka_settings, [billing.topics.usage, billing.topics.dead_letters])
-    producer = KafkaProducer(kafka_settings, "test")
-
-    def produce(first: int, last: int) -> None:
-        for number in range(first, last + 1):
-            used = event(number)
-            producer.produce(billing.topics.usage.name, used.encode(), key=used.response_id)
-        assert producer.flush(60) == 0
-
+    topic = billing.topics.usage
+    provision(kafka_settings, [topic, billing.topics.dead_letters])
     named = "SELECT countIf(end_user != '') FROM usage_events"
     asked = {"tenant_id": "acme", "pseudonyms": [event(0).scope.end_user], "actor": "ann"}
     with billing.running() as process:
-        produce(0, 499)
+        put(kafka_settings, topic, range(500), None)
         until(lambda: int(str(billing.counts()[0])) > 50, "a part is stored", every_s=0.1)
         assert billing.sql(named) != [["0"]]
-        produce(500, 999)
+        put(kafka_settings, topic, range(500, 1_000), None)
         answer = billing.http.post(f"http://127.0.0.1:{billing.port}/internal/forgotten", json=asked)
         assert answer.json()["rows"] > 50
         process.kill()
-    produce(1_000, 1_099)
+    put(kafka_settings, topic, range(1_000, 1_100), None)
     with billing.running():
         until(lambda: int(str(billing.counts()[1])) >= 1_100, "everything is stored", every_s=0.1)
         until(lambda: billing.sql(named) == [["0"]], "nobody is named", every_s=0.1)
@@ -295,13 +291,6 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 def decided(billing: Billing, *words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "deploy.cli", "billing", *words, "--data", str(billing.output.parent)]
     return subprocess.run(command, env=billing.environment, capture_output=True, text=True, timeout=240)
-
-
-def put(kafka_settings: KafkaSettings, topic: Topic, numbers: range) -> None:
-    producer = KafkaProducer(kafka_settings, "test")
-    for number in numbers:
-        producer.produce(topic.name, event(number).encode(), partition=0)
-    assert producer.flush(60) == 0
 
 
 def make_anew(kafka_settings: KafkaSettings, topic: Topic) -> None:

@@ -103,21 +103,6 @@ def test_an_end_that_was_believed_when_its_record_came_back_is_made_up_for(drain
     assert worker.core.unfinished_attempts == 0
 
 
-def test_who_was_overtaken_gets_no_claim_back_so_nobody_believes_its_end() -> None:
-    fleet = Fleet("a")
-    region = fleet.region
-    response_id = begun(fleet, max_tokens=60)
-    with partition_elsewhere(fleet):
-        region.voids_are_late = True
-        overtake(fleet, response_id)
-        fleet.run(3_000)
-        fleet.crash("a")
-        fleet.start("c")
-    fleet.settle()
-    check(region)
-    assert region.terminal(response_id) is EndingCode.COMPLETED
-
-
 def test_what_another_has_overtaken_is_free_at_once_when_its_worker_is_told() -> None:
     """`b` could not reach the claims: `a` has its own still."""
     fleet = Fleet("a")
@@ -130,15 +115,19 @@ def test_what_another_has_overtaken_is_free_at_once_when_its_worker_is_told() ->
         assert region.claims.claim("c/1", AskClaim(response_id, "att_c"), region.now_ms).state == "expired"
 
 
-def test_an_end_behind_anothers_fence_is_not_believed_where_the_store_has_lost_its_memory() -> None:
-    """So its worker's claim is as good as new, whoever has fenced meanwhile."""
+@pytest.mark.parametrize("remembers", [True, False])
+def test_an_end_behind_anothers_fence_is_not_believed_whether_or_not_the_store_remembers(remembers: bool) -> None:
+    """Who was overtaken gets no claim back. Where the store has lost its memory its claim is as good as new, whoever
+    has fenced meanwhile.
+    """
     fleet = Fleet("a")
     region = fleet.region
     response_id = begun(fleet, max_tokens=60)
     with partition_elsewhere(fleet):
-        region.voids_are_late = region.claims_lost = True
+        region.voids_are_late, region.claims_lost = True, not remembers
         overtake(fleet, response_id)
-        region.claims = ClaimTable(LEASE_MS)
+        if not remembers:
+            region.claims = ClaimTable(LEASE_MS)
         fleet.run(3_000)
         assert not fleet.workers["a"].core.unfinished_attempts, "all is said and acknowledged"
         fleet.crash("a")
