@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+from tests.unit.test_knobs import all_metrics
+
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("schemas", "streams", "agents", "gpu_consumers", "billing_jobs", "deploy")
 MODULES = {
@@ -148,3 +150,15 @@ def test_the_linter_looks_for_more_of_it() -> None:
     assert "S" in linter["select"]
     assert [rule for rule in linter["ignore"] if rule.startswith("S")] == ["S101"]
     assert {folder for folder, rules in linter["per-file-ignores"].items() if "S" in rules} == {"tests/**"}
+
+
+LABELS = {
+    "asked", "by", "code", "currency", "dependency", "endpoint", "error", "lane", "level", "model", "name",
+    "outcome", "pool", "reason", "result", "source", "stage", "status", "step", "table", "tenant", "tier",
+}  # fmt: skip
+"""By which figures may be told apart: each has few values, and none is what a client says."""
+
+
+def test_no_figure_is_told_apart_by_what_a_client_says() -> None:
+    """Nor by what is secret: a label is shown to whoever reaches the health page, and kept for each of its values."""
+    assert {label for metric in all_metrics() for label in metric.labels} - LABELS == set()
