@@ -15,7 +15,7 @@ _LZ4 = 0x82
 _HEAD = struct.Struct("<BII")
 _CHECKSUM = struct.Struct("<QQ")
 BLOCK_BYTES = 1_048_576
-ZSTD_BOUNDS = {zstd.DecompressionParameter.window_log_max: 23}
+ZSTD_BOUNDS: dict[int, int] = {zstd.DecompressionParameter.window_log_max: 23}
 """What anything packed by it may make its reader hold: 8 MiB."""
 
 
