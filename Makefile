@@ -11,6 +11,8 @@ BIN := .venv/bin
 # Of chaos and kills: how many, and the seed of their order.
 N ?= 30
 SEED ?= 1
+# Of a bill of materials: which set of packages.
+SET ?= cpu
 PATHS := schemas streams agents gpu_consumers billing_jobs deploy models benchmarks tests
 
 ifeq ($(strip $(PYTHON)),)
@@ -21,7 +23,7 @@ BOOTSTRAP := $(PYTHON) -m deploy.install.bootstrap
 # The stack and its tests start Python many times: each start would compile every imported package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run demo test test-long test-unit check format bench bench-check chaos kills faults lock clean
+.PHONY: help run demo test test-long test-unit check format bench bench-check chaos kills faults sbom audit lock clean
 
 help: ## What can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -76,6 +78,12 @@ kills: ## Kills billing alone, N times, and compares what it bills with an oracl
 faults: ## The tests of faults, the large batch too, which takes half an hour
 	@$(BOOTSTRAP) --engine vllm --dev
 	@$(BIN)/pytest tests/faults
+
+sbom: ## Writes what an installation may hold to .data/sbom.cdx.json (CycloneDX), held against its schema (SET picks)
+	@$(PYTHON) -m deploy.install.sbom --set $(SET) --output .data/sbom.cdx.json --check
+
+audit: ## Looks up known vulnerabilities of the locked packages, and says what could not be looked up (by hand)
+	@$(PYTHON) -m deploy.install.audit $(ARGS)
 
 lock: ## Re-resolves all dependencies into deploy/install/requirements/
 	@$(BOOTSTRAP) --engine sim --no-services

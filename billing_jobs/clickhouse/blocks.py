@@ -15,6 +15,8 @@ _LZ4 = 0x82
 _HEAD = struct.Struct("<BII")
 _CHECKSUM = struct.Struct("<QQ")
 BLOCK_BYTES = 1_048_576
+ZSTD_BOUNDS: dict[int, int] = {zstd.DecompressionParameter.window_log_max: 23}
+"""What anything packed by it may make its reader hold: 8 MiB."""
 
 
 def in_blocks(body: bytes) -> bytes:
@@ -59,7 +61,7 @@ def _unpacked(method: int, packed: bytes, plain_bytes: int) -> bytes:
         case 0x82:
             return bytes(lz4.block.decompress(packed, uncompressed_size=plain_bytes))
         case 0x90:
-            return bytes(zstd.ZstdDecompressor().decompress(packed, max_length=plain_bytes))
+            return bytes(zstd.ZstdDecompressor(options=ZSTD_BOUNDS).decompress(packed, max_length=plain_bytes))
     raise ValueError(f"a block is packed in the way {method}")
 
 

@@ -15,7 +15,7 @@ import lz4.frame
 
 from billing_jobs.clickhouse.access import SETTINGS
 from billing_jobs.clickhouse.asks import Ask
-from billing_jobs.clickhouse.blocks import out_of_blocks
+from billing_jobs.clickhouse.blocks import ZSTD_BOUNDS, out_of_blocks
 from billing_jobs.clickhouse.errors import Refused
 from billing_jobs.clickhouse.gate import MAX_STATEMENT_BYTES
 from billing_jobs.embedded import EMBEDDED_DATABASE
@@ -26,8 +26,6 @@ _DATABASES = (EMBEDDED_DATABASE, "default")
 _WORD = re.compile(r"[A-Za-z0-9]{1,64}")
 DEFAULT_USER = "default"
 """Whom clients name who were told no user."""
-MAX_WINDOW_LOG = 23
-"""What a packed statement may make its reader hold: 8 MiB."""
 _ENCODINGS = ("zstd", "lz4", "gzip")
 """In the order in which they are preferred, where a client takes several."""
 _VERSION = re.compile(r"[0-9]{1,9}")
@@ -163,7 +161,7 @@ def _reader(encoding: str) -> Any:
         case "lz4":
             return lz4.frame.LZ4FrameDecompressor()
         case "zstd":
-            return zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: MAX_WINDOW_LOG})
+            return zstd.ZstdDecompressor(options=ZSTD_BOUNDS)
     raise Refused("UNKNOWN_COMPRESSION_METHOD", f"Unknown compression method: {encoding[:32]}")
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from deploy.cli.terminal import Terminal
 from deploy.local.data_folder import DataFolder, RunRecord
 from deploy.local.plan import settings_of_folder, settings_with
 from deploy.paths import DEFAULT_DATA, data_option
@@ -24,8 +24,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-out = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 160)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+out = Terminal(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 160)
+err = Terminal(stderr=True, highlight=False, soft_wrap=True)
 
 DataOption = Annotated[
     Path, typer.Option("--data", envvar="SLUICE_DATA_DIR", help="The folder that holds the stack's state.")

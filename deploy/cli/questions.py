@@ -13,6 +13,7 @@ from rich.text import Text
 
 from deploy.cli.app import CommandError, DataOption, JsonOption, app, development_key, err, out, running, settings_of
 from deploy.cli.chat import Answer, Chat
+from deploy.cli.terminal import printable
 from deploy.paths import DEFAULT_DATA
 from streams.keyring import Purpose
 from streams.settings import Settings
@@ -39,7 +40,7 @@ def _say(chat_: Chat, messages: list[dict[str, str]], model: str, max_tokens: in
     body: dict[str, Any] = {"model": model, "messages": messages}
     if max_tokens is not None:
         body["max_tokens"] = max_tokens
-    answer = chat_.ask(body, lambda text: print(text, end="", flush=True))
+    answer = chat_.ask(body, lambda text: print(printable(text), end="", flush=True))
     print()
     err.print(_ending(answer))
     return answer

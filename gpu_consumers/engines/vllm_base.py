@@ -16,7 +16,13 @@ from typing import Any, Final
 
 from gpu_consumers.engines.port import EngineDelta, EngineDied, EngineMisconfigured, EngineStats, OnDied, OnStep
 from gpu_consumers.engines.vllm_ending import end_what_failed, kill_with_children, shut_down
-from gpu_consumers.engines.vllm_options import ENVIRONMENT, cpu_defaults, cpu_environment, defaults
+from gpu_consumers.engines.vllm_options import (
+    ENVIRONMENT,
+    cpu_defaults,
+    cpu_environment,
+    defaults,
+    machine_environment,
+)
 
 WATCH_S: Final = 0.25
 """How often an idle engine is asked whether it lives; a busy one says so by itself."""
@@ -151,6 +157,7 @@ class VllmBase(ABC):
 
     def _create(self) -> Any:
         _set_where_unset(ENVIRONMENT)
+        _set_where_unset(machine_environment(self._engine_args))
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.inputs.engine import tokens_input
         from vllm.platforms import current_platform

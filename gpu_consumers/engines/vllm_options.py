@@ -13,6 +13,10 @@ ENVIRONMENT: Final = {
     # This process has threads: a forked engine would inherit their locks.
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
 }
+_ONE_MACHINE: Final = {"GLOO_SOCKET_IFNAME": "lo"}
+"""torch's group of processes listens, of a single process too: where its host's name leads to, unless it is told
+otherwise. Who reaches it needs no key."""
+_OF_SEVERAL: Final = frozenset({"nnodes", "node_rank", "master_addr", "data_parallel_address"})
 _CPU_DEFAULTS: Final[dict[str, Any]] = {"dtype": "float32", "enforce_eager": True}
 ONE_PROCESS_EXECUTOR: Final = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """vLLM's scheduler and model in one process. By default it gives each one of its own on CPU, so as to set the model's
@@ -38,6 +42,12 @@ def generating(parsers: ParserNames) -> dict[str, Any]:
         # What is bound is bound behind the reasoning.
         "reasoning_parser": parsers.reasoning,
     }
+
+
+def machine_environment(engine_args: Mapping[str, Any]) -> dict[str, str]:
+    """For an engine whose processes are all on this machine, as these arguments have it."""
+    backends = (engine_args.get("distributed_executor_backend"), engine_args.get("data_parallel_backend"))
+    return {} if _OF_SEVERAL & engine_args.keys() or "ray" in backends else _ONE_MACHINE
 
 
 def compute_threads() -> int:

@@ -1,6 +1,7 @@
 """uvicorn's HTTP connection with bounds: of its head in size and time, of what is pipelined, of how many there are."""
 
 import asyncio
+import re
 from typing import Any, Final
 
 import httptools
@@ -18,6 +19,8 @@ MAX_HEAD_BYTES: Final = 65_536
 MAX_HEADERS: Final = 256
 MAX_PIPELINED: Final = 8
 KEEP_ALIVE_S = 30.0
+_HOST: Final = re.compile(rb"[\w.:%~\[\]-]*", re.ASCII)
+"""A name or an address, and a port."""
 _INVALID: Final = "invalid_request_error"
 _REFUSALS: Final[dict[int, tuple[str, str, str]]] = {
     400: ("invalid_request", "The bytes are no HTTP request.", _INVALID),
@@ -188,6 +191,7 @@ class HttpProtocol(Lingering, HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > MAX_HEAD_BYTES:
             raise _Refused(431)
+        self._refuse_unless_one_host()
         self._in_head, self._in_body = False, True
         self._advance()
         is_websocket = self.parser.should_upgrade() and self._should_upgrade()
@@ -208,6 +212,13 @@ class HttpProtocol(Lingering, HttpToolsProtocol):
         super().on_headers_complete()
         if self.cycle is not previous and self.scope["http_version"] == "1.0":
             _end_with_the_connection(self.cycle)
+
+    def _refuse_unless_one_host(self) -> None:
+        """RFC 9112 §3.2: who stands before this server may go by another one of them. Raises _Refused."""
+        hosts = [value for name, value in self.headers if name == b"host"]
+        is_missing = not hosts and self.parser.get_http_version() == "1.1"
+        if is_missing or len(hosts) > 1 or not all(map(_HOST.fullmatch, hosts)):
+            raise _Refused(400)
 
     def _advance(self) -> None:
         self._advances += 1

@@ -11,6 +11,7 @@ from deploy.demo.tour import STEPS, Tour, walk
 from deploy.local.plan import Options
 from deploy.local.runner import Stack
 from tests.e2e.stacks import openai_client, restarts, until_seen_growing, user
+from tests.listening import listens_beyond_loopback
 
 pytestmark = [
     pytest.mark.e2e,
@@ -38,6 +39,10 @@ def test_every_step_of_the_tour_does_what_it_says(real: Stack, capsys: pytest.Ca
     tour = Tour(real)
     assert walk(tour) == [], capsys.readouterr().out
     assert len(tour.responses) >= len(STEPS) - 1
+
+
+def test_no_engine_listens_beyond_loopback(real: Stack) -> None:
+    assert listens_beyond_loopback(record.pid for record in real.processes() if record.pid is not None) == []
 
 
 def test_the_capital_of_france(client: openai.OpenAI) -> None:

@@ -25,6 +25,9 @@ export_to dev --only-dev
 echo uv | "$uv" pip compile --no-config --quiet --no-header --no-annotate --no-emit-index-url --generate-hashes - -o "$folder/uv.txt" >/dev/null
 # What draws the plots of benchmarks, in an environment of its own: its numpy is not the one that vLLM needs.
 echo "matplotlib>=3.10,<4" | "$uv" pip compile --no-config --quiet --no-header --no-annotate --no-emit-index-url --generate-hashes - -o "$folder/plots.txt" >/dev/null
+# What looks up known vulnerabilities, and holds bills of materials against their schema: apart, because nothing needs it.
+printf '%s\n' 'pip-audit>=2.10,<3' 'cyclonedx-python-lib[json-validation]' |
+  "$uv" pip compile --no-config --quiet --universal --python-version 3.11 --no-header --no-annotate --no-emit-index-url --generate-hashes - -o "$folder/audit.txt" >/dev/null
 # What builds the project, and packages that have no wheel for a machine.
 printf '%s\n' hatchling==1.27.0 editables==0.5 setuptools wheel cython setuptools-scm |
   "$uv" pip compile --no-config --quiet --no-header --no-annotate --no-emit-index-url --generate-hashes - -o "$folder/build.txt" >/dev/null

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from schemas.base import Record
 from schemas.codec import Undecodable, decode
 from schemas.generated import GENERATED, Frame
 from schemas.request import Request
@@ -44,6 +45,21 @@ def test_a_value_never_stands_in_the_detail() -> None:
         decode(Request, value)
     assert "messages" in refusal.value.detail
     assert "secret" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda each: type(each).__name__)
+def test_nor_does_it_in_that_of_any_record_whichever_field_is_wrong(example: Record) -> None:
+    """But for what kind of a record it says to be."""
+    secret = "my secret prompt"
+    told, why = json.loads(example.encode()), list[str]()
+    for name in told.keys() - {"type", "schema_version"}:
+        for wrong in (secret, [secret], {"a": secret}, {"content": [{"text": secret}]}, [[secret]], secret * 1_000):
+            try:
+                decode(type(example), json.dumps(told | {name: wrong}).encode())
+            except Undecodable as refusal:
+                why.append(str(refusal))
+    assert why
+    assert not [each for each in why if "secret" in each]
 
 
 def test_a_frame_whose_columns_differ_in_length_is_refused() -> None:

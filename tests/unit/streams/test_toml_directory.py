@@ -1,4 +1,5 @@
 import hashlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,37 @@ def test_a_revoked_key_stops_working_within_seconds(tmp_path: Path) -> None:
     path.write_text(_tenant("acme", KEY, revoked=True))
     clock.now_s = 1.5
     assert directory.by_api_key(KEY) is None
+
+
+class Counted(dict[str, object]):
+    """Knows what was looked up in it, and is never walked through."""
+
+    def __init__(self, of: object) -> None:
+        super().__init__(of)  # type: ignore[call-overload]
+        self.asked: list[str] = []
+
+    def get(self, key: str, default: object = None) -> object:
+        self.asked.append(key)
+        return super().get(key, default)
+
+    def __iter__(self) -> Iterator[str]:
+        raise AssertionError("somebody compares keys one after another")
+
+    items = values = keys = __iter__  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("shown", [KEY, KEY[:-1], KEY[:-1] + "f", "sk-sluice-two", "", "x" * 4_096, "ключ"])
+def test_a_key_is_looked_up_once_by_its_digest_whether_it_is_known_nearly_known_or_not(
+    tmp_path: Path, shown: str
+) -> None:
+    """So the time of an answer tells nothing of how near a guess is: a digest of one that is near is as far away."""
+    path = tmp_path / "tenants.toml"
+    path.write_text(_tenant("acme", KEY) + _tenant("beta", "sk-sluice-revoked", revoked=True))
+    directory = TomlTenantDirectory(path)
+    counted = directory._by_digest = Counted(directory._by_digest)  # type: ignore[assignment]
+    found = directory.by_api_key(shown)
+    assert (found is not None) == (shown == KEY)
+    assert counted.asked == [hashlib.sha256(shown.encode()).hexdigest()]
 
 
 def test_a_revocation_is_not_forgotten_because_the_file_could_not_be_read_just_then(

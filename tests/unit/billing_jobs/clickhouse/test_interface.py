@@ -297,6 +297,10 @@ def test_a_statement_may_come_in_clickhouse_s_own_blocks(acme: Analyst) -> None:
                  _block(0x90, zstd.compress(b" " * 2**25), 2**25),
                  b"".join(in_blocks(b" " * 200_000) for _ in range(99))):  # fmt: skip
         assert code(bomb) == "307"
+    packer = zstd.ZstdCompressor(options={zstd.CompressionParameter.window_log: 27})
+    wide = packer.compress(text) + packer.flush()
+    assert code(_block(0x90, wide, len(text))) == "271", "a window of 128 MiB"
+    assert code(wide, **{"Content-Encoding": "zstd"}) == "271"
     assert code(_block(0x90, zstd.compress(b" " * 2**25), 9)) == "62", "no more than it says of itself is unpacked"
 
 

@@ -22,7 +22,13 @@ from gpu_consumers.engines.port import (
 )
 from gpu_consumers.engines.vllm_base import MAX_WHY_CHARS, _stat_logger, block_tokens
 from gpu_consumers.engines.vllm_engine import VllmEngine
-from gpu_consumers.engines.vllm_options import ONE_PROCESS_EXECUTOR, compute_threads, cpu_defaults, cpu_environment
+from gpu_consumers.engines.vllm_options import (
+    ONE_PROCESS_EXECUTOR,
+    compute_threads,
+    cpu_defaults,
+    cpu_environment,
+    machine_environment,
+)
 from gpu_consumers.engines.vllm_sampling import sampling_arguments
 from schemas.request import RepetitionDetection, Sampling
 from schemas.structure import StructuredOutputs
@@ -382,3 +388,10 @@ async def test_arguments_that_vllm_will_never_take_are_told_apart_from_a_start_t
     with pytest.raises(EngineMisconfigured, match=why):
         await engine.start(lambda _deltas: None, lambda _death: None)
     await engine.close()
+
+
+def test_an_engine_of_one_machine_is_reached_from_there_alone() -> None:
+    for of_one in ({}, {"tensor_parallel_size": 4}, {"distributed_executor_backend": "mp"}):
+        assert machine_environment(of_one) == {"GLOO_SOCKET_IFNAME": "lo"}
+    for of_several in ({"nnodes": 2}, {"distributed_executor_backend": "ray"}, {"data_parallel_address": "10.0.0.1"}):
+        assert machine_environment(of_several) == {}, "its processes could not find one another"
