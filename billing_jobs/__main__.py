@@ -79,7 +79,7 @@ def append_first_prices(store: ClickHouseStore, settings: Settings, metrics: Bil
     if new:
         store.append_prices(new)
         _log.info("prices_appended", price_ids=[row.price_id for row in new])
-    otherwise = priced_otherwise(settings.models, known, now_ms())
+    otherwise = priced_otherwise(settings.models, known)
     metrics.prices_not_applied.set(len(otherwise))
     if otherwise:
         _log.warning("prices_not_applied", models=otherwise, apply_with="sluice prices plan, then apply")

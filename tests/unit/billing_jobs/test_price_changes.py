@@ -68,6 +68,35 @@ def test_no_change_begins_in_the_past_or_before_one_that_was_made(valid_from_ms:
         plan([other], [OLD, later], version=1, valid_from_ms=valid_from_ms, now_ms=500)
 
 
+ACMES_LATER = replace(ACMES, output_pico=7).starting_at(AT_MS + 3_000)
+ACMES_END = withdrawal(ACMES.scope, AT_MS + 5_000)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "known", "until", "said"),
+    [
+        (OLD, [DEARER.starting_at(AT_MS + 1)], None, f"tiny: tiny@{AT_MS + 1} begins at that time or after it"),
+        (OLD, [DEARER.starting_at(AT_MS + 1), OLD.starting_at(AT_MS + 2)], None, f"tiny: tiny@{AT_MS + 1} begins"),
+        (ACMES, [ACMES, ACMES_LATER], None, f"tiny@{AT_MS + 3_000}/tenant_id=acme begins"),
+        (ACMES, [ACMES, ACMES_LATER], AT_MS + 5_000, f"tiny@{AT_MS + 3_000}/tenant_id=acme begins"),
+        (ACMES, [ACMES, ACMES_END], None, f"tiny@{AT_MS + 5_000}/tenant_id=acme begins"),
+        (ACMES, [ACMES, ACMES_END], AT_MS + 6_000, f"tiny@{AT_MS + 5_000}/tenant_id=acme begins"),
+        (withdrawal(ACMES.scope, 0), [ACMES_LATER], None, f"tiny@{AT_MS + 3_000}/tenant_id=acme begins"),
+    ],
+)
+def test_what_holds_by_now_and_would_not_last_is_refused_as_what_is_to_come_cannot_be_called_off(
+    wanted: PriceRow, known: list[PriceRow], until: int | None, said: str
+) -> None:
+    """It was told to be in force, and the other one began all the same."""
+    with pytest.raises(PriceRefused, match=f"{said}.*cannot be called off"):
+        plan([wanted], [OLD, *known], 1, AT_MS, 500, until)
+
+
+def test_what_is_to_come_as_it_is_asked_is_no_change() -> None:
+    assert plan([DEARER], [OLD, DEARER.starting_at(AT_MS)], 1, AT_MS, 500).changes == ()
+    assert plan([ACMES], [OLD, ACMES, ACMES_END], 1, AT_MS, 500, AT_MS + 5_000).changes == ()
+
+
 TENANTS = st.sampled_from(["", "acme", "globex"])
 LANES = st.sampled_from(["", "batch"])
 
@@ -100,6 +129,9 @@ def test_whatever_is_changed_what_was_accepted_keeps_its_price(
         book = PriceBook(known)
         own = book.of(scope, begins)
         assert own.same_terms(row) if own else row.withdrawn
+        lasts_until = 2**43 if until is None else begins + until
+        begin = [each.valid_from_ms for each in known if each.scope == scope]
+        assert not any(begins < each_ms < lasts_until for each_ms in begin), "what was asked lasts"
         assert until is None or row.withdrawn or book.of(scope, begins + until) == withdrawal(scope, begins + until)
         for (used, accepted), before in charged.items():
             assert book.at(used, accepted) == before
