@@ -5,6 +5,10 @@ change begins later than every process may still charge by what it knew (`PRICES
 may begin before one that was already made of it. None is called off: where what is asked would not last because of one
 that is still to come, it is refused, also if it is what holds by now. A model without any price has its first one from
 the beginning, and what waits in suspense is charged by it.
+
+A change counts only if it was recorded well before it begins (`RECORDED_AHEAD_MS`): whoever stood still on the way to
+the tables, or was answered by them too late, has changed nothing. So nothing is accepted after the begin of a change
+and charged by who could not know it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,6 +23,9 @@ from billing_jobs.pricing import (
     cost_of,
     withdrawal,
 )
+
+RECORDED_AHEAD_MS = PRICES_SETTLE_MS // 2
+"""Half of the time is for making a change; the other for what clocks differ, and until it is seen."""
 
 
 class PriceRefused(ValueError):
@@ -103,6 +110,16 @@ def check_begin(valid_from_ms: int, now_ms: int) -> None:
         raise PriceRefused(
             f"a price cannot begin within {PRICES_SETTLE_MS // 1_000} s: what is accepted until then may be charged"
             " before every process knows it"
+        )
+
+
+def check_recorded(begins_ms: Iterable[int], recorded_at_ms: int) -> None:
+    """Raises PriceRefused where a change of prices that begin then is void. The first price of a model never is."""
+    first_ms = min(filter(None, begins_ms), default=None)
+    if first_ms is not None and recorded_at_ms > first_ms - RECORDED_AHEAD_MS:
+        raise PriceRefused(
+            f"the change is void, and nothing was changed: it came to the tables {first_ms - recorded_at_ms} ms before"
+            f" it begins, and {RECORDED_AHEAD_MS // 1_000} s are needed; plan again, and look at the clocks"
         )
 
 

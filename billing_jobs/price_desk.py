@@ -154,6 +154,7 @@ class PriceDesk:
             version += 1
             gpu_prices = tuple(each.after for each in of_gpus)
             made = MadeChange(version, asked.actor, asked.reason, tuple(planned.rows), gpu_prices)
+            made.check_recorded(self._clock_ms())
             if not self._store.change_prices(made):
                 raise PriceRefused(f"version {version} was made by another billing process meanwhile; plan again")
             self._tell(self._store.prices())
