@@ -15,9 +15,8 @@ from prometheus_client import CollectorRegistry
 from billing_jobs import price_tables
 from billing_jobs.__main__ import append_first_prices, load_prices
 from billing_jobs.cut import Batch, cut_of, parse_batch
-from billing_jobs.gpu_costs import GpuPrice
 from billing_jobs.metrics import BillingMetrics
-from billing_jobs.price_changes import Comparison, PriceRefused, check_recorded, compare, plan
+from billing_jobs.price_changes import Comparison, PriceRefused, compare, plan
 from billing_jobs.price_desk import PriceDesk, PricesApplied, PricesAsked
 from billing_jobs.price_tables import MadeChange
 from billing_jobs.price_topic import LostPrices, PriceTeller
@@ -203,10 +202,14 @@ def test_what_was_used_is_compared_where_its_price_changes_and_once() -> None:
     assert alone == Comparison({"EUR": 70}, {"USD": 10 * 400_000})
 
 
+def nothing_lost(_store: ClickHouseStore) -> None:
+    """The tables are complete."""
+
+
 @pytest.fixture
 async def billing(database: Database) -> AsyncIterator[httpx.AsyncClient]:
     unused: Any = None
-    with closing(price_desk(lambda: ClickHouseStore(database.connection()), lambda _rows: None)) as desk:
+    with closing(price_desk(lambda: ClickHouseStore(database.connection()), lambda _rows: None, nothing_lost)) as desk:
         app = create_app(
             keyring=Keyring((SECRET.encode(),)), usage_reader=unused, sql=unused, price_desk=desk, progress=unused
         )
@@ -290,7 +293,7 @@ def test_of_two_processes_that_apply_plans_of_one_version_one_is_refused_as_a_wh
     stores = [ClickHouseStore(database.connection()) for _ in range(2)]
     with closing(stores[0]), closing(stores[1]):
         stores[0].append_prices([OLD])
-        hasty, slow = (PriceDesk(store, now_ms, lambda _rows: None) for store in stores)
+        hasty, slow = (PriceDesk(store, now_ms, lambda _rows: None, nothing_lost) for store in stores)
         change_prices = stores[1].change_prices
 
         def meanwhile(change: MadeChange) -> bool:
@@ -302,65 +305,6 @@ def test_of_two_processes_that_apply_plans_of_one_version_one_is_refused_as_a_wh
             applied(slowly, slow)
         found = [row.output_pico for row in stores[0].prices()[1:]]
         assert (found, len(stores[0].gpu_prices())) == (([800_000], 0) if "prices" in hastily else ([], 1))
-
-
-def dearer(valid_from_ms: int | None, **more: object) -> PricesApplied:
-    named = {"version": 0, "actor": "kim", "reason": "dearer chips"} | more
-    return PricesApplied.model_validate(asked("0.80", valid_from_ms=valid_from_ms, gpu_hours=GPU_HOURS, **named))
-
-
-def test_who_stands_still_on_the_way_to_the_tables_changes_nothing(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It would begin before others see it, and what was charged by the old price until then is never charged again."""
-    stood_still_ms = 0
-
-    def prices() -> list[PriceRow]:
-        nonlocal stood_still_ms
-        stood_still_ms = PRICES_SETTLE_MS
-        return [OLD]
-
-    with closing(ClickHouseStore(database.connection())) as store:
-        store.append_prices([OLD])
-        store.append_gpu_prices([GpuPrice("default", "USD", 0, 1, 1)])
-        monkeypatch.setattr(store, "prices", prices)
-        with pytest.raises(PriceRefused, match=r"is void.* came to the tables -?\d+ ms before it begins"):
-            PriceDesk(store, lambda: now_ms() + stood_still_ms, lambda _rows: None).apply(dearer(None))
-        assert store.price_version() == 0
-
-
-@pytest.mark.parametrize("began_ago_ms", [PRICES_SETTLE_MS, PRICES_SETTLE_MS * 2 // 3, 200_000])
-def test_what_the_tables_recorded_too_late_is_void_for_every_reader(database: Database, began_ago_ms: int) -> None:
-    """The statement was given up, and made later; or all stood still while it was on its way."""
-    log = MemoryLog(now_ms)
-    log.create_topic("prices", 1)
-    teller = PriceTeller(log.producer("billing"), "prices")
-    with (
-        closing(ClickHouseStore(database.connection())) as store,
-        closing(ClickHouseStore(database.connection())) as other,
-    ):
-        store.append_prices([OLD])
-        store.append_gpu_prices([GpuPrice("default", "USD", 0, 1, 1)])
-        with pytest.raises(PriceRefused, match=r"is void.* came to the tables -?\d+ ms before it begins"):
-            PriceDesk(store, lambda: now_ms() - began_ago_ms, teller.tell).apply(dearer(None))
-        for each in (store, other):
-            assert load_prices(each, LostPrices(lambda: log.consumer(None, "lost"), "prices"), teller) == [OLD]
-            assert [row.gpu_hour_pico for row in each.gpu_prices()] == [1]
-        with database.connection().client() as client:
-            assert client.query("SELECT count() FROM prices").first_row == (1,), "so views find none either"
-        with pytest.raises(PriceRefused, match="at version 1, the plan is of 0"):
-            PriceDesk(other, now_ms, teller.tell).apply(dearer(None))
-        assert PriceDesk(other, now_ms, teller.tell).apply(dearer(None, version=1))["version"] == 2
-        assert [row.output_pico for row in store.prices()] == [400_000, 800_000]
-
-
-@given(st.lists(st.integers(0, 10**9), max_size=3), st.integers(0, 10**9))
-def test_a_change_is_void_unless_it_is_recorded_well_before_each_begin_that_is_not_the_beginning(
-    begins: list[int], recorded_at: int
-) -> None:
-    is_void = any(each and recorded_at + PRICES_SETTLE_MS // 2 > each for each in begins)
-    with pytest.raises(PriceRefused) if is_void else nullcontext():
-        check_recorded(begins, recorded_at)
 
 
 class _Killed(BaseException):
@@ -387,7 +331,7 @@ def test_a_change_of_models_and_gpus_that_is_killed_on_the_way_is_made_as_a_whol
         store.append_prices([OLD])
         monkeypatch.setattr(price_tables, "_insert", dies)
         with pytest.raises(_Killed) if after < 3 else nullcontext():
-            PriceDesk(store, now_ms, lambda _rows: None).apply(PricesApplied.model_validate(body))
+            PriceDesk(store, now_ms, lambda _rows: None, nothing_lost).apply(PricesApplied.model_validate(body))
         assert inserted == ["price_changes", "gpu_prices", "prices"][:after]
         monkeypatch.undo()
     with closing(ClickHouseStore(database.connection())) as store:
@@ -399,7 +343,7 @@ def test_a_change_of_models_and_gpus_that_is_killed_on_the_way_is_made_as_a_whol
             lost = LostPrices(lambda: log.consumer(None, "lost"), "prices")
             load_prices(store, lost, PriceTeller(log.producer("billing"), "prices"))
         else:
-            desk = PriceDesk(store, now_ms, lambda _rows: None)
+            desk = PriceDesk(store, now_ms, lambda _rows: None, nothing_lost)
             planned = desk.plan(PricesAsked.model_validate(asked("0.80", gpu_hours=GPU_HOURS)))
             assert (planned["version"], planned["changes"], planned["gpu_hours"]) == (1, [], [])
         assert [row.output_pico for row in store.prices() if row.model == "tiny"] == [400_000, 800_000]
