@@ -65,6 +65,24 @@ def check_settings(settings: Settings) -> None:
         raise SettingsError("\n".join(lines))
 
 
+def take_prices_back(store: ClickHouseStore, lost: LostPrices, settings: Settings) -> None:
+    """Those of an older copy of the tables, before anybody asks for any. Where the log is away, and each model has a
+    price, billing begins without: until they are back it charges nothing, and its price desk refuses. Raises
+    StoreError, and LogError where waiting does not help.
+    """
+    store.finish_change()
+    if first_prices(settings.models, store.prices()):
+        # It may have had one, that was lost.
+        wait_for_prices(partial(lost.take_back, store), threading.Event())
+        return
+    try:
+        lost.take_back(store)
+    except LogError as error:
+        if not error.retriable:
+            raise
+        _log.warning("prices_not_taken_back", error=str(error))
+
+
 def append_first_prices(store: ClickHouseStore, settings: Settings, metrics: BillingMetrics) -> None:
     """Of models that have none, and of GPUs of such pools. A price that the settings' catalogue changes is told, and
     changed by nobody but the operator's command; one that a crash left half-made is made whole. Raises StoreError.
@@ -79,7 +97,7 @@ def append_first_prices(store: ClickHouseStore, settings: Settings, metrics: Bil
     if new:
         store.append_prices(new)
         _log.info("prices_appended", price_ids=[row.price_id for row in new])
-    otherwise = priced_otherwise(settings.models, known, now_ms())
+    otherwise = priced_otherwise(settings.models, known)
     metrics.prices_not_applied.set(len(otherwise))
     if otherwise:
         _log.warning("prices_not_applied", models=otherwise, apply_with="sluice prices plan, then apply")
@@ -229,9 +247,7 @@ def _run(settings: Settings) -> int:
         metrics = BillingMetrics()
         topic = settings.topics.prices.name
         lost = LostPrices(lambda: KafkaConsumer(settings.kafka, None, "billing-prices"), topic)
-        if first_prices(settings.models, store.prices()):
-            # It may have had one, that was lost.
-            wait_for_prices(partial(lost.take_back, store), threading.Event())
+        take_prices_back(store, lost, settings)
         append_first_prices(store, settings, metrics)
         store.cut_forgotten()
         teller = PriceTeller(KafkaProducer(settings.kafka, "billing-prices"), topic)
@@ -252,7 +268,8 @@ def _run(settings: Settings) -> int:
         else:
             sql, analysts = stack.enter_context(_embedded(settings, database, metrics))
             configs.append(analysts)
-        desk = stack.enter_context(closing(price_desk(lambda: ClickHouseStore(database.connection()), teller.tell)))
+        desk = price_desk(lambda: ClickHouseStore(database.connection()), teller.tell, lost.take_back)
+        stack.enter_context(closing(desk))
         app = create_app(
             keyring=settings.keyring(Purpose.BILLING),
             usage_reader=usage,

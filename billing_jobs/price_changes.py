@@ -2,8 +2,13 @@
 
 A price holds from a moment on, for what is accepted then or later; what was accepted before keeps its price. So a
 change begins later than every process may still charge by what it knew (`PRICES_SETTLE_MS`), and no change of a scope
-may begin before one that was already made of it. A model without any price has its first one from the beginning, and
-what waits in suspense is charged by it.
+may begin before one that was already made of it. None is called off: where what is asked would not last because of one
+that is still to come, it is refused, also if it is what holds by now. A model without any price has its first one from
+the beginning, and what waits in suspense is charged by it.
+
+A change counts only if it was recorded well before it begins (`RECORDED_AHEAD_MS`): whoever stood still on the way to
+the tables, or was answered by them too late, has changed nothing. So nothing is accepted after the begin of a change
+and charged by who could not know it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,6 +23,9 @@ from billing_jobs.pricing import (
     cost_of,
     withdrawal,
 )
+
+RECORDED_AHEAD_MS = PRICES_SETTLE_MS // 2
+"""Half of the time is for making a change; the other for what clocks differ, and until it is seen."""
 
 
 class PriceRefused(ValueError):
@@ -60,23 +68,38 @@ def plan(
     if len(scopes) < len(asked):
         raise PriceRefused("prices: one is named twice, with the same model, tenant, endpoint, lane and region")
     book = PriceBook(known)
-    last = {row.scope: row for row in sorted(known, key=lambda row: row.valid_from_ms)}
+    known_of: dict[PriceScope, list[PriceRow]] = {}
+    for row in sorted(known, key=lambda row: row.valid_from_ms):
+        of_scope = known_of.setdefault(row.scope, [])
+        if not of_scope or of_scope[-1].valid_from_ms < row.valid_from_ms:  # Of two that begin together the first.
+            of_scope.append(row)
     changes: list[PriceChange] = []
     for row in asked:
-        scope = row.scope
+        scope, of_scope = row.scope, known_of.get(row.scope, [])
         if not scope.specificity:
-            new = _of_all(row, book, scope in last, valid_from_ms, valid_until_ms)
-        elif PriceScope(row.model) in last or PriceScope(row.model) in scopes:
-            new = _of_some(row, book, valid_from_ms, valid_until_ms)
+            new = _of_all(row, book, bool(of_scope), valid_from_ms, valid_until_ms)
+        elif PriceScope(row.model) in known_of or PriceScope(row.model) in scopes:
+            new = _of_some(row, of_scope, book, valid_from_ms, valid_until_ms)
         else:
             raise PriceRefused(f"{scope}: the model has no price that holds for all; it needs that first")
-        later = last.get(scope)
-        if new and later is not None and later.valid_from_ms >= new[0].after.valid_from_ms:
-            raise PriceRefused(
-                f"{scope}: {later.price_id} begins at that time or after it; a change begins after the last one"
-            )
+        _check_lasts(row, of_scope, new, valid_from_ms, valid_until_ms)
         changes += new
     return PricePlan(version, valid_from_ms, tuple(changes))
+
+
+def _check_lasts(
+    row: PriceRow, of_scope: Sequence[PriceRow], new: Sequence[PriceChange], begins_ms: int, ends_ms: int | None
+) -> None:
+    """Raises PriceRefused where what is known of the scope would change what is asked, or comes after what is new."""
+    for later in reversed(of_scope):
+        ends_it = ends_ms is not None and later.valid_from_ms >= ends_ms
+        is_asked = later.withdrawn if ends_it else later.same_terms(row)
+        is_other = later.valid_from_ms > begins_ms and not is_asked
+        if is_other or (new and later.valid_from_ms >= new[0].after.valid_from_ms):
+            raise PriceRefused(
+                f"{row.scope}: {later.price_id} begins at that time or after it, and cannot be called off; a change"
+                " begins after the last one"
+            )
 
 
 def check_begin(valid_from_ms: int, now_ms: int) -> None:
@@ -87,6 +110,16 @@ def check_begin(valid_from_ms: int, now_ms: int) -> None:
         raise PriceRefused(
             f"a price cannot begin within {PRICES_SETTLE_MS // 1_000} s: what is accepted until then may be charged"
             " before every process knows it"
+        )
+
+
+def check_recorded(begins_ms: Iterable[int], recorded_at_ms: int) -> None:
+    """Raises PriceRefused where a change of prices that begin then is void. The first price of a model never is."""
+    first_ms = min(filter(None, begins_ms), default=None)
+    if first_ms is not None and recorded_at_ms > first_ms - RECORDED_AHEAD_MS:
+        raise PriceRefused(
+            f"the change is void, and nothing was changed: it came to the tables {first_ms - recorded_at_ms} ms before"
+            f" it begins, and {RECORDED_AHEAD_MS // 1_000} s are needed; plan again, and look at the clocks"
         )
 
 
@@ -101,12 +134,14 @@ def _of_all(
     return [] if before is not None and before.same_terms(row) else [PriceChange(before, row.starting_at(begins_ms))]
 
 
-def _of_some(row: PriceRow, book: PriceBook, begins_ms: int, ends_ms: int | None) -> list[PriceChange]:
+def _of_some(
+    row: PriceRow, of_scope: Sequence[PriceRow], book: PriceBook, begins_ms: int, ends_ms: int | None
+) -> list[PriceChange]:  # fmt: skip
     own = book.of(row.scope, begins_ms)
     is_so = row.withdrawn if own is None else own.same_terms(row)
     changes = [] if is_so else [PriceChange(book.at(row.scope, begins_ms), row.starting_at(begins_ms))]
-    if ends_ms is not None and not row.withdrawn:
-        changes.append(PriceChange(row, withdrawal(row.scope, ends_ms)))
+    if ends_ms is not None and not row.withdrawn and (end := withdrawal(row.scope, ends_ms)) not in of_scope:
+        changes.append(PriceChange(row, end))
     return changes
 
 

@@ -14,6 +14,7 @@ from schemas.money import decimal_units
 from schemas.request import Endpoint, Lane
 from streams.clocks import DAY_MS
 from streams.directory import GpuHour, ModelName, PoolName, Price, TenantId
+from streams.log.port import LogError
 
 COMPARED_DAYS = 30
 
@@ -91,22 +92,30 @@ class PricesApplied(PricesAsked):
     reason: str = Field(min_length=1, max_length=2_000)
 
 
+class PricesUnknown(Exception):
+    """The log does not say whether these tables have lost prices; the message is for the operator."""
+
+
 class PriceDesk:
-    """Plans and applies. Two changes at once are told apart by the version: the later one is refused."""
+    """Plans and applies. Two changes at once are told apart by the version: the later one is refused. Nothing is told
+    or changed before lost prices are back, as one of them may be still to come: every call may raise PricesUnknown.
+    """
 
     def __init__(
-        self, store: ClickHouseStore, clock_ms: Callable[[], int], tell: Callable[[list[PriceRow]], object]
-    ) -> None:
-        """`tell` is given all prices once some were appended."""
+        self, store: ClickHouseStore, clock_ms: Callable[[], int], tell: Callable[[list[PriceRow]], object],
+        take_back: Callable[[ClickHouseStore], object],
+    ) -> None:  # fmt: skip
+        """`tell` is given all prices once some were appended. `take_back` may raise LogError."""
         self._store = store
         self._tell = tell
+        self._take_back = take_back
         self._clock_ms = clock_ms
 
     def close(self) -> None:
         self._store.close()
 
     def known(self) -> dict[str, Any]:
-        self._store.finish_change()
+        self._complete()
         return {
             "version": self._store.price_version(),
             "prices": [_told(row) for row in self._store.prices()],
@@ -154,6 +163,7 @@ class PriceDesk:
             version += 1
             gpu_prices = tuple(each.after for each in of_gpus)
             made = MadeChange(version, asked.actor, asked.reason, tuple(planned.rows), gpu_prices)
+            made.check_recorded(self._clock_ms())
             if not self._store.change_prices(made):
                 raise PriceRefused(f"version {version} was made by another billing process meanwhile; plan again")
             self._tell(self._store.prices())
@@ -163,9 +173,19 @@ class PriceDesk:
             "gpu_hours": [_told_of_gpus(each.after) for each in of_gpus],
         }
 
-    def _plan(self, asked: PricesAsked) -> tuple[list[PriceRow], PricePlan, list[GpuPriceChange]]:
-        """Over the prices that are known, which come first. A change that was left half-way is finished before."""
+    def _complete(self) -> None:
+        """What a change that was left half-way, and an older copy of the tables, lack. Raises PricesUnknown."""
         self._store.finish_change()
+        try:
+            self._take_back(self._store)
+        except LogError as error:
+            raise PricesUnknown(
+                f"the topic of prices cannot be read, and may tell of some that these tables have lost: {error}"
+            ) from None
+
+    def _plan(self, asked: PricesAsked) -> tuple[list[PriceRow], PricePlan, list[GpuPriceChange]]:
+        """Over the prices that are known, which come first."""
+        self._complete()
         now_ms = self._clock_ms()
         since_ms = now_ms + PRICES_SETTLE_MS if asked.valid_from_ms is None else asked.valid_from_ms
         wanted = [each.row for each in asked.prices]

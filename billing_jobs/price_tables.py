@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 
 from billing_jobs.gpu_costs import GpuPrice
+from billing_jobs.price_changes import PriceRefused, check_recorded
 from billing_jobs.pricing import PriceRow, PriceScope, TokenCounts
 from billing_jobs.rows import INSERT_SETTINGS, NAME, TEXT, TIME, TableRows, always, insert_once
 
@@ -73,6 +74,11 @@ class MadeChange:
     prices: tuple[PriceRow, ...]
     gpu_prices: tuple[GpuPrice, ...]
 
+    def check_recorded(self, at_ms: int) -> None:
+        """Raises PriceRefused where it is void if it is recorded then."""
+        begins_ms = [row.valid_from_ms for row in self.prices] + [row.valid_from_ms for row in self.gpu_prices]
+        check_recorded(begins_ms, at_ms)
+
 
 def insert_prices(client: Any, rows: Sequence[PriceRow]) -> None:
     """Of no change, and always: also where they are, word for word, those of an insert that died."""
@@ -86,22 +92,31 @@ def insert_gpu_prices(client: Any, rows: Sequence[GpuPrice]) -> None:
 
 def insert_change(client: Any, change: MadeChange) -> bool:
     """Whether it is the one with its version: another's counts, where it came first. This one insert decides; the rows
-    of `prices` and `gpu_prices` are appended by `finish_last_change`.
+    of `prices` and `gpu_prices` are appended by `finish_last_change`. Raises PriceRefused where it is void.
     """
     texts = (change.actor, change.reason, _encoded(change.prices), _encoded(change.gpu_prices))
     names = ("version", "actor", "reason", "prices", "gpu_prices")
     types = ("UInt32", TEXT, TEXT, TEXT, TEXT)
     rows = TableRows("price_changes", "version", names, types, [[value] for value in (change.version, *texts)])
     insert_once(partial(_insert, client, rows), _token(change), lambda: _last_change(client, change.version) is None)
-    return _last_change(client, change.version) == change
+    counts = _last_change(client, change.version)
+    if counts is None or counts[0] != change:
+        return False
+    change.check_recorded(counts[1])
+    return True
 
 
 def finish_last_change(client: Any) -> MadeChange | None:
-    """The last one, if rows of it were missing; they are appended. Those before it are whole: one is planned after
-    this.
+    """The last one, if rows of it were missing; they are appended, unless it is void, and nobody ever sees it then.
+    Those before it are whole, or void: one is planned after this.
     """
-    change = _last_change(client)
-    if change is None:
+    last = _last_change(client)
+    if last is None:
+        return None
+    change, recorded_at_ms = last
+    try:
+        change.check_recorded(recorded_at_ms)
+    except PriceRefused:
         return None
     missing = [rows for rows in _tables_of(change) if _is_incomplete(client, rows, change.version)]
     for rows in missing:
@@ -114,18 +129,19 @@ def _token(change: MadeChange) -> str:
     return f"prices {change.version}"
 
 
-def _last_change(client: Any, version: int | None = None) -> MadeChange | None:
-    """`version`: the one that counts of those."""
+def _last_change(client: Any, version: int | None = None) -> tuple[MadeChange, int] | None:
+    """With when it was recorded, by the clock of the tables. `version`: the one that counts of those."""
     found = client.query(
-        "SELECT version, actor, reason, prices, gpu_prices FROM price_changes"
+        "SELECT version, actor, reason, prices, gpu_prices, toUnixTimestamp64Milli(recorded_at) FROM price_changes"
         " WHERE {any:UInt8} OR version = {version:UInt32} ORDER BY version DESC, recorded_at LIMIT 1",
         parameters={"any": int(version is None), "version": version or 0},
     ).result_rows
-    for number, actor, reason, prices, gpu_prices in found:
-        return MadeChange(
+    for number, actor, reason, prices, gpu_prices, recorded_at_ms in found:
+        change = MadeChange(
             number, actor, reason, tuple(PriceRow(**each) for each in orjson.loads(prices)),
             tuple(GpuPrice(**each) for each in orjson.loads(gpu_prices)),
         )  # fmt: skip
+        return change, recorded_at_ms
     return None
 
 

@@ -60,17 +60,22 @@ class PriceTeller:
 
 class LostPrices:
     """Those that were told, and that tables which were lost, or restored from an older copy, have no more. Used from
-    one thread at a time.
+    any thread.
     """
 
     def __init__(self, consumer: Callable[[], LogConsumer], topic: str) -> None:
         self._consumer, self._topic = consumer, topic
         self._are_back = False
+        self._lock = threading.Lock()
 
     def take_back(self, store: ClickHouseStore) -> None:
-        """Once. Raises LogError, StoreError."""
-        if self._are_back:
-            return
+        """Once, whoever asks; others wait for it. Raises LogError, StoreError."""
+        with self._lock:
+            if not self._are_back:
+                self._take_back(store)
+                self._are_back = True
+
+    def _take_back(self, store: ClickHouseStore) -> None:
         told = PriceList()
         with closing(PriceReader(self._consumer, self._topic, told, lambda _record, _error: None)) as reader:
             reader.read_on()
@@ -78,4 +83,3 @@ class LostPrices:
         if lost := [row for row in told.rows if row.price_id not in known]:
             store.append_prices(lost)
             _log.warning("prices_taken_back", price_ids=[row.price_id for row in lost][:100], count=len(lost))
-        self._are_back = True

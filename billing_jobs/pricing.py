@@ -83,13 +83,10 @@ def first_prices(models: Iterable[Model], known: Sequence[PriceRow]) -> list[Pri
     return [price_row(model, 0) for model in models if model.name not in priced]
 
 
-def priced_otherwise(models: Iterable[Model], known: Sequence[PriceRow], now_ms: int) -> list[str]:
-    """Models whose price in the catalogue is neither in force nor to come: it changes nothing until it is applied."""
-    book, to_come = PriceBook(known), [row for row in known if row.valid_from_ms > now_ms]
-    otherwise = []
-    for model in models:
-        scope, wanted = PriceScope(model.name), price_row(model, 0)
-        rows = [row for row in (book.of(scope, now_ms), *to_come) if row is not None and row.scope == scope]
-        if rows and not any(row.same_terms(wanted) for row in rows):
-            otherwise.append(model.name)
-    return otherwise
+def priced_otherwise(models: Iterable[Model], known: Sequence[PriceRow]) -> list[str]:
+    """Models whose price in the catalogue is not the last one of those in force and to come: it changes nothing until
+    it is applied.
+    """
+    book, end_ms = PriceBook(known), max((row.valid_from_ms for row in known), default=0)
+    lasting = [(price_row(model, 0), book.of(PriceScope(model.name), end_ms)) for model in models]
+    return [wanted.model for wanted, last in lasting if last is not None and not last.same_terms(wanted)]

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from billing_jobs.clickhouse.errors import ClickHouseFailed, Refused
 from billing_jobs.error_answers import error_answer
 from billing_jobs.price_changes import PriceRefused
-from billing_jobs.price_desk import PriceDesk, PricesApplied, PricesAsked
+from billing_jobs.price_desk import PriceDesk, PricesApplied, PricesAsked, PricesUnknown
 from billing_jobs.pricing import PriceInexact, PriceRow
 from billing_jobs.queries import Reader, SqlResult
 from billing_jobs.readers import LONGEST_S, RETRY_AFTER_S, R, ReaderBusy, ReaderPool, operators_desk
@@ -160,6 +160,10 @@ def _handle_errors(app: FastAPI) -> None:
     async def _price_refused(_request: Request, error: Exception) -> JSONResponse:
         return error_answer(400, str(error), "price_refused", "prices")
 
+    @app.exception_handler(PricesUnknown)
+    async def _prices_unknown(_request: Request, error: PricesUnknown) -> JSONResponse:
+        return error_answer(503, str(error), "unavailable", retry_after_s=RETRY_AFTER_S)
+
     @app.exception_handler(SqlRefused)
     async def _refused(_request: Request, error: SqlRefused) -> JSONResponse:
         return error_answer(400, str(error), "sql_refused", "query")
@@ -199,11 +203,12 @@ def sql_reader(open_reader: Callable[[], Reader], query_timeout_s: float) -> Rea
 
 
 def price_desk(
-    open_store: Callable[[], ClickHouseStore], tell: Callable[[list[PriceRow]], object]
-) -> ReaderPool[PriceDesk]:
+    open_store: Callable[[], ClickHouseStore], tell: Callable[[list[PriceRow]], object],
+    take_back: Callable[[ClickHouseStore], object],
+) -> ReaderPool[PriceDesk]:  # fmt: skip
     """One change at a time. What it would have cost is summed over a month of all tenants' usage."""
     return operators_desk(
-        lambda: PriceDesk(open_store(), now_ms, tell), "prices", answer_s=LONGEST_S + _DEADLINE_SLACK_S
+        lambda: PriceDesk(open_store(), now_ms, tell, take_back), "prices", answer_s=LONGEST_S + _DEADLINE_SLACK_S
     )
 
 

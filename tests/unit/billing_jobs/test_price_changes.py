@@ -68,6 +68,35 @@ def test_no_change_begins_in_the_past_or_before_one_that_was_made(valid_from_ms:
         plan([other], [OLD, later], version=1, valid_from_ms=valid_from_ms, now_ms=500)
 
 
+ACMES_LATER = replace(ACMES, output_pico=7).starting_at(AT_MS + 3_000)
+ACMES_END = withdrawal(ACMES.scope, AT_MS + 5_000)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "known", "until", "said"),
+    [
+        (OLD, [DEARER.starting_at(AT_MS + 1)], None, f"tiny: tiny@{AT_MS + 1} begins at that time or after it"),
+        (OLD, [DEARER.starting_at(AT_MS + 1), OLD.starting_at(AT_MS + 2)], None, f"tiny: tiny@{AT_MS + 1} begins"),
+        (ACMES, [ACMES, ACMES_LATER], None, f"tiny@{AT_MS + 3_000}/tenant_id=acme begins"),
+        (ACMES, [ACMES, ACMES_LATER], AT_MS + 5_000, f"tiny@{AT_MS + 3_000}/tenant_id=acme begins"),
+        (ACMES, [ACMES, ACMES_END], None, f"tiny@{AT_MS + 5_000}/tenant_id=acme begins"),
+        (ACMES, [ACMES, ACMES_END], AT_MS + 6_000, f"tiny@{AT_MS + 5_000}/tenant_id=acme begins"),
+        (withdrawal(ACMES.scope, 0), [ACMES_LATER], None, f"tiny@{AT_MS + 3_000}/tenant_id=acme begins"),
+    ],
+)
+def test_what_holds_by_now_and_would_not_last_is_refused_as_what_is_to_come_cannot_be_called_off(
+    wanted: PriceRow, known: list[PriceRow], until: int | None, said: str
+) -> None:
+    """It was told to be in force, and the other one began all the same."""
+    with pytest.raises(PriceRefused, match=f"{said}.*cannot be called off"):
+        plan([wanted], [OLD, *known], 1, AT_MS, 500, until)
+
+
+def test_what_is_to_come_as_it_is_asked_is_no_change() -> None:
+    assert plan([DEARER], [OLD, DEARER.starting_at(AT_MS)], 1, AT_MS, 500).changes == ()
+    assert plan([ACMES], [OLD, ACMES, ACMES_END], 1, AT_MS, 500, AT_MS + 5_000).changes == ()
+
+
 TENANTS = st.sampled_from(["", "acme", "globex"])
 LANES = st.sampled_from(["", "batch"])
 
@@ -100,6 +129,9 @@ def test_whatever_is_changed_what_was_accepted_keeps_its_price(
         book = PriceBook(known)
         own = book.of(scope, begins)
         assert own.same_terms(row) if own else row.withdrawn
+        lasts_until = 2**43 if until is None else begins + until
+        begin = [each.valid_from_ms for each in known if each.scope == scope]
+        assert not any(begins < each_ms < lasts_until for each_ms in begin), "what was asked lasts"
         assert until is None or row.withdrawn or book.of(scope, begins + until) == withdrawal(scope, begins + until)
         for (used, accepted), before in charged.items():
             assert book.at(used, accepted) == before
@@ -170,10 +202,14 @@ def test_what_was_used_is_compared_where_its_price_changes_and_once() -> None:
     assert alone == Comparison({"EUR": 70}, {"USD": 10 * 400_000})
 
 
+def nothing_lost(_store: ClickHouseStore) -> None:
+    """The tables are complete."""
+
+
 @pytest.fixture
 async def billing(database: Database) -> AsyncIterator[httpx.AsyncClient]:
     unused: Any = None
-    with closing(price_desk(lambda: ClickHouseStore(database.connection()), lambda _rows: None)) as desk:
+    with closing(price_desk(lambda: ClickHouseStore(database.connection()), lambda _rows: None, nothing_lost)) as desk:
         app = create_app(
             keyring=Keyring((SECRET.encode(),)), usage_reader=unused, sql=unused, price_desk=desk, progress=unused
         )
@@ -257,7 +293,7 @@ def test_of_two_processes_that_apply_plans_of_one_version_one_is_refused_as_a_wh
     stores = [ClickHouseStore(database.connection()) for _ in range(2)]
     with closing(stores[0]), closing(stores[1]):
         stores[0].append_prices([OLD])
-        hasty, slow = (PriceDesk(store, now_ms, lambda _rows: None) for store in stores)
+        hasty, slow = (PriceDesk(store, now_ms, lambda _rows: None, nothing_lost) for store in stores)
         change_prices = stores[1].change_prices
 
         def meanwhile(change: MadeChange) -> bool:
@@ -295,7 +331,7 @@ def test_a_change_of_models_and_gpus_that_is_killed_on_the_way_is_made_as_a_whol
         store.append_prices([OLD])
         monkeypatch.setattr(price_tables, "_insert", dies)
         with pytest.raises(_Killed) if after < 3 else nullcontext():
-            PriceDesk(store, now_ms, lambda _rows: None).apply(PricesApplied.model_validate(body))
+            PriceDesk(store, now_ms, lambda _rows: None, nothing_lost).apply(PricesApplied.model_validate(body))
         assert inserted == ["price_changes", "gpu_prices", "prices"][:after]
         monkeypatch.undo()
     with closing(ClickHouseStore(database.connection())) as store:
@@ -307,7 +343,7 @@ def test_a_change_of_models_and_gpus_that_is_killed_on_the_way_is_made_as_a_whol
             lost = LostPrices(lambda: log.consumer(None, "lost"), "prices")
             load_prices(store, lost, PriceTeller(log.producer("billing"), "prices"))
         else:
-            desk = PriceDesk(store, now_ms, lambda _rows: None)
+            desk = PriceDesk(store, now_ms, lambda _rows: None, nothing_lost)
             planned = desk.plan(PricesAsked.model_validate(asked("0.80", gpu_hours=GPU_HOURS)))
             assert (planned["version"], planned["changes"], planned["gpu_hours"]) == (1, [], [])
         assert [row.output_pico for row in store.prices() if row.model == "tiny"] == [400_000, 800_000]

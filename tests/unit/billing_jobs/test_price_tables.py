@@ -7,11 +7,13 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from threading import Event
+from typing import Any, cast
 
+import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from billing_jobs.__main__ import append_first_prices, load_prices
+from billing_jobs.__main__ import append_first_prices, load_prices, take_prices_back
 from billing_jobs.columns import Columned
 from billing_jobs.cut import Batch, cut_of, parse_batch
 from billing_jobs.gpu_costs import GpuPrice
@@ -19,10 +21,13 @@ from billing_jobs.metrics import BillingMetrics
 from billing_jobs.price_topic import LostPrices, PriceTeller
 from billing_jobs.pricing import PriceBook, PriceRow, PriceScope, charge, cost_of, price_row, withdrawal
 from billing_jobs.schema_steps import SCHEMA_VERSION
+from billing_jobs.server import create_app, price_desk
 from billing_jobs.store import ClickHouseStore, Database, SchemaTooNew
 from schemas.base import Scope
 from schemas.usage import AnyUsage, UsageEvent
 from streams import price_list
+from streams.clocks import now_ms
+from streams.keyring import Keyring
 from streams.log.memory import MemoryLog
 from streams.log.port import LogConsumer, LogError
 from streams.price_list import wait_for_prices
@@ -32,6 +37,7 @@ from tests.unit.billing_jobs.test_store import MODEL, execute, log_record, query
 
 HOUR_MS = 3_600_000
 STEP_MS = 1_000
+SETTINGS = Settings.model_validate({"pools": [{"name": "default", "engine": "simulated"}], "models": [MODEL]})
 
 
 @pytest.fixture
@@ -168,6 +174,57 @@ def test_prices_that_were_lost_with_their_tables_are_taken_back_from_the_log(
             first, contract, raised
         }  # fmt: skip
     assert len(store.prices()) == 3
+
+
+async def test_at_the_desk_no_price_is_told_or_made_before_those_of_an_older_copy_are_back(
+    database: Database, store: ClickHouseStore
+) -> None:
+    """Else one that was lost, and is still to come, would come back and end what was accepted at the desk."""
+    log = MemoryLog(lambda: 0)
+    log.create_topic("prices", 1)
+    to_come = replace(price_row(MODEL, now_ms() + HOUR_MS), output_pico=9)
+    PriceTeller(log.producer("billing"), "prices").tell([price_row(MODEL, 0), to_come])
+    store.append_prices([price_row(MODEL, 0)])
+    is_away = True
+
+    def consumer() -> LogConsumer:
+        if is_away:
+            raise LogError("no broker yet", retriable=True)
+        return log.consumer(None, "lost")
+
+    lost, unused = LostPrices(consumer, "prices"), cast(Any, None)
+    take_prices_back(store, lost, SETTINGS)
+    wanted = {"prices": [{"model": MODEL.name, "price": MODEL.price.model_dump(mode="json") | {"output": "7"}}]}
+    opened = price_desk(lambda: ClickHouseStore(database.connection()), lambda _rows: None, lost.take_back)
+    with closing(opened) as desk:
+        app = create_app(
+            keyring=Keyring((b"s" * 40,)), usage_reader=unused, sql=unused, price_desk=desk, progress=unused
+        )
+        transport, headers = httpx.ASGITransport(app), {"Authorization": f"Bearer {'s' * 40}"}
+        async with httpx.AsyncClient(transport=transport, base_url="http://billing", headers=headers) as client:
+            applied = wanted | {"version": 0, "actor": "kim", "reason": "dearer"}
+            for answer in (
+                await client.get("/internal/prices"), await client.post("/internal/prices/plan", json=wanted),
+                await client.post("/internal/prices/apply", json=applied),
+            ):  # fmt: skip
+                assert answer.status_code == 503
+                assert "may tell of some that these tables have lost: no broker yet" in answer.text
+            assert store.prices() == [price_row(MODEL, 0)]
+            is_away = False
+            refused = await client.post("/internal/prices/apply", json=applied)
+            assert f"{to_come.price_id} begins at that time or after it" in refused.text
+            told = (await client.get("/internal/prices")).json()["prices"]
+            assert [row["price_id"] for row in told] == [f"{MODEL.name}@0", to_come.price_id]
+
+
+def test_prices_of_an_older_copy_are_back_when_billing_begins(store: ClickHouseStore) -> None:
+    log = MemoryLog(lambda: 0)
+    log.create_topic("prices", 1)
+    raised = replace(price_row(MODEL, 7), output_pico=9)
+    PriceTeller(log.producer("billing"), "prices").tell([price_row(MODEL, 0), raised])
+    store.append_prices([price_row(MODEL, 0)])
+    take_prices_back(store, LostPrices(lambda: log.consumer(None, "lost"), "prices"), SETTINGS)
+    assert store.prices() == [price_row(MODEL, 0), raised]
 
 
 # -- what GPUs cost ----------------------------------------------------------------------------------------------------

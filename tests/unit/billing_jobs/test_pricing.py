@@ -74,18 +74,20 @@ def test_the_first_price_of_a_model_holds_from_the_epoch_and_a_restart_with_anot
     first = first_prices([model(output="0.40")], [])
     assert [row.valid_from_ms for row in first] == [0]
     assert first_prices([model(output="0.50")], first) == []
-    assert priced_otherwise([model(output="0.50")], first, now_ms=2_000) == ["tiny"]
-    assert priced_otherwise([model(output="0.40")], first, now_ms=2_000) == []
-    assert priced_otherwise([model(output="0.40")], [], now_ms=2_000) == []
+    assert priced_otherwise([model(output="0.50")], first) == ["tiny"]
+    assert priced_otherwise([model(output="0.40")], first) == []
+    assert priced_otherwise([model(output="0.40")], []) == []
     of_one = replace(price_row(model(output="0.50"), 1_000), tenant_id="acme")
-    assert priced_otherwise([model(output="0.50")], [*first, of_one], now_ms=2_000) == ["tiny"], "it is not for all"
+    assert priced_otherwise([model(output="0.50")], [*first, of_one]) == ["tiny"], "it is not for all"
 
 
-def test_what_is_to_come_is_applied() -> None:
+def test_what_is_to_come_is_applied_and_what_it_ends_is_not() -> None:
+    """Put back into the settings, the old price does not call off the one that comes."""
     known = [price_row(model(output="0.40"), 0), price_row(model(output="0.50"), 3_000)]
-    for output, otherwise in (("0.40", []), ("0.50", []), ("0.60", ["tiny"])):
-        assert priced_otherwise([model(output=output)], known, now_ms=2_000) == otherwise
-    assert priced_otherwise([model(output="0.40")], known, now_ms=3_000) == ["tiny"]
+    for output, otherwise in (("0.40", ["tiny"]), ("0.50", []), ("0.60", ["tiny"])):
+        assert priced_otherwise([model(output=output)], known) == otherwise
+    again = price_row(model(output="0.60"), 3_000)
+    assert priced_otherwise([model(output="0.50")], [*known, again]) == [], "of two that begin together the first"
 
 
 def test_a_request_is_priced_by_when_it_was_accepted() -> None:

@@ -29,7 +29,7 @@ EVENTS: list[Record] = [
     usage_event(1), usage_event(2, model="dear"), usage_event(3, model="unpriced"), compute_record(1),
     delivered_count(1), presence(), usage_event(1),
 ]  # fmt: skip
-PRICES = [PriceRow("tiny", "USD", 0, 100, 20, 400, 400), PriceRow("dear", "EUR", 5, 2**40, 1, 2**50, 3)]
+PRICES = [PriceRow("tiny", "USD", 0, 100, 20, 400, 400), PriceRow("dear", "EUR", 0, 2**40, 1, 2**50, 3)]
 
 
 @pytest.fixture
