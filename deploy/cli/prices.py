@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from billing_jobs.pricing import PRICED_CLASSES, PRICES_SETTLE_MS
@@ -150,8 +151,10 @@ def _show(planned: dict[str, Any]) -> None:
         out.print(hours)
 
 
-def _source(file: Path | None) -> str:
-    return "the settings" if file is None else file.name
+def _unchanged(file: Path | None) -> str:
+    if file is None:
+        return "the prices of the settings are in force"
+    return f"{file.name} changes nothing: what it lists is in force or to come, or has no price (sluice prices list)"
 
 
 @prices_app.command("plan")
@@ -172,9 +175,10 @@ def prices_plan(
         print(json.dumps(planned, indent=1))
     elif planned["changes"] or planned["gpu_hours"]:
         _show(planned)
-        err.print("sluice prices apply --reason … makes it so")
+        named = "" if file is None else f"--file {escape(str(file))} "
+        err.print(f"sluice prices apply {named}--reason … makes it so")
     else:
-        err.print(f"the prices of {_source(file)} are in force")
+        err.print(escape(_unchanged(file)))
 
 
 @prices_app.command("apply")
@@ -192,7 +196,7 @@ def prices_apply(
     body = _body(settings, file, since, until)
     planned = ask_billing(settings, "POST", "/internal/prices/plan", body, LONGEST_S)
     if not planned["changes"] and not planned["gpu_hours"]:
-        err.print(f"the prices of {_source(file)} are in force")
+        err.print(escape(_unchanged(file)))
         return
     _show(planned)
     if not yes and not typer.confirm("Charge so?"):

@@ -84,14 +84,18 @@ def ask_billing(
     """What the billing process answers; `wait_s` where it may take longer than a query. Raises CommandError with its
     own words, which may be ClickHouse's.
     """
-    answer = httpx.request(
-        method,
-        f"{settings.billing.client_url}{path}",
-        json=body,
-        headers={"Authorization": f"Bearer {settings.keyring(Purpose.BILLING).current.decode()}"},
-        timeout=(wait_s or settings.billing.query_timeout_s) + HTTP_SLACK_S,
-        trust_env=False,  # a proxy of the environment would be told the password
-    )
+    try:
+        answer = httpx.request(
+            method,
+            f"{settings.billing.client_url}{path}",
+            json=body,
+            headers={"Authorization": f"Bearer {settings.keyring(Purpose.BILLING).current.decode()}"},
+            timeout=(wait_s or settings.billing.query_timeout_s) + HTTP_SLACK_S,
+            trust_env=False,  # a proxy of the environment would be told the password
+        )
+    except httpx.ConnectError as error:
+        where = settings.billing.client_url
+        raise CommandError(f"billing does not answer at {where}: {error}; `sluice status` says how it is") from error
     if answer.is_error:
         try:
             raise CommandError(answer.json()["error"]["message"])
