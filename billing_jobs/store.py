@@ -70,6 +70,11 @@ _AS_IT_IS = {"optimize_on_insert": 0}
 """Else each block is merged with itself, for a third of an insert's time, to drop rows of one identity in one batch.
 FINAL, and merges, absorb these as they do those of several batches."""
 
+_PRICES_APPENDED = (
+    "SELECT (SELECT max(version) FROM schema_version), (SELECT count() FROM price_changes),"
+    " (SELECT count() FROM gpu_prices), (SELECT count() FROM prices)"
+)
+
 _log = structlog.get_logger()
 
 
@@ -297,7 +302,10 @@ def _migrate(client: Any, *, is_replicated: bool) -> None:
 
 def _schema_version(client: Any) -> int:
     """Of the tables; 0 where there are none. Raises SchemaTooNew."""
-    found = int(client.query("SELECT max(version) FROM schema_version").first_row[0])
+    return _check_version(client.query("SELECT max(version) FROM schema_version").first_row[0])
+
+
+def _check_version(found: int) -> int:
     if found > SCHEMA_VERSION:
         raise SchemaTooNew(f"the billing tables have schema version {found}, this program knows {SCHEMA_VERSION}")
     return found
@@ -367,12 +375,15 @@ class ClickHouseStore:
         with self._connection.writing() as client:
             _insert(client, TableRows("billing_decisions", "topic", names, types, list(values)), always())
 
-    def check_schema(self) -> None:
-        """Raises SchemaTooNew once a newer program has changed the tables: it may know prices that are for some alone
-        as this one does not.
+    def prices_appended(self) -> tuple[int, ...]:
+        """Rows of the tables of prices and of their changes: they grow with whatever is appended, and else stay. Raises
+        SchemaTooNew once a newer program has changed the tables: it may know prices that are for some alone as this one
+        does not.
         """
         with self._connection.client() as client:
-            _schema_version(client)
+            version, *rows = client.query(_PRICES_APPENDED).first_row
+        _check_version(version)
+        return tuple(rows)
 
     def prices(self) -> list[PriceRow]:
         """Of two of a scope that start together, the one that counts comes first."""

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from billing_jobs import price_tables
-from billing_jobs.__main__ import append_first_prices, load_prices
+from billing_jobs.__main__ import append_first_prices
 from billing_jobs.cut import Batch, cut_of, parse_batch
 from billing_jobs.metrics import BillingMetrics
 from billing_jobs.price_changes import Comparison, PriceRefused, compare, plan
 from billing_jobs.price_desk import PriceDesk, PricesApplied, PricesAsked
 from billing_jobs.price_tables import MadeChange
-from billing_jobs.price_topic import LostPrices, PriceTeller
+from billing_jobs.price_topic import LostPrices, PriceSource, PriceTeller
 from billing_jobs.pricing import PRICES_SETTLE_MS, PriceBook, PriceRow, PriceScope, TokenCounts, withdrawal
 from billing_jobs.rows import TableRows
 from billing_jobs.server import create_app, price_desk
@@ -305,7 +305,7 @@ def test_a_change_of_models_and_gpus_that_is_killed_on_the_way_is_made_as_a_whol
             log = MemoryLog(now_ms)
             log.create_topic("prices", 1)
             lost = LostPrices(lambda: log.consumer(None, "lost"), "prices")
-            load_prices(store, lost, PriceTeller(log.producer("billing"), "prices"))
+            PriceSource(store, lost, PriceTeller(log.producer("billing"), "prices")).load()
         else:
             desk = PriceDesk(store, now_ms, lambda _rows: None)
             planned = desk.plan(PricesAsked.model_validate(asked("0.80", gpu_hours=GPU_HOURS)))
