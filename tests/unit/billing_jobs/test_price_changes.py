@@ -16,6 +16,7 @@ from billing_jobs import price_tables
 from billing_jobs.__main__ import append_first_prices
 from billing_jobs.cut import Batch, cut_of, parse_batch
 from billing_jobs.metrics import BillingMetrics
+from billing_jobs.native_rows import insert_rows
 from billing_jobs.price_changes import Comparison, PriceRefused, compare, plan
 from billing_jobs.price_desk import PriceDesk, PricesApplied, PricesAsked
 from billing_jobs.price_tables import MadeChange
@@ -288,12 +289,11 @@ def test_a_change_of_models_and_gpus_that_is_killed_on_the_way_is_made_as_a_whol
         if len(inserted) == after:
             raise _Killed
         inserted.append(rows.table)
-        insert(client, rows, settings)
+        insert_rows(client, rows, settings)
 
-    insert = price_tables._insert
     with closing(ClickHouseStore(database.connection())) as store:
         store.append_prices([OLD])
-        monkeypatch.setattr(price_tables, "_insert", dies)
+        monkeypatch.setattr(price_tables, "insert_rows", dies)
         with pytest.raises(_Killed) if after < 3 else nullcontext():
             PriceDesk(store, now_ms, lambda _rows: None).apply(PricesApplied.model_validate(body))
         assert inserted == ["price_changes", "gpu_prices", "prices"][:after]
