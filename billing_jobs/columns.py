@@ -48,6 +48,7 @@ class Texts(list[str]):
     _are_few = True
 
     def extend(self, column: Iterable[str]) -> None:
+        """By one at least."""
         column = tuple(column)
         if column.count(column[0]) == len(column):
             super().extend(column[:1] * len(column))

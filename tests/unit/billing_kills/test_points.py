@@ -40,7 +40,7 @@ def work() -> None:
     KafkaConsumer.commit(None, {})  # type: ignore[arg-type]
     store.ClickHouseStore._open_hours(None, None, ())  # type: ignore[arg-type]
     for table in ("usage_events", "compute_records", "delivered_counts", "billing_batches"):
-        store.insert_rows(None, SimpleNamespace(table=table), {})  # type: ignore[arg-type]
+        vars(store)["insert_rows"](None, SimpleNamespace(table=table), {})
     for name in ("count", "add", "decide", "record"):
         getattr(InvoiceTables, name)()
 
