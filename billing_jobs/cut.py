@@ -208,7 +208,8 @@ class CutPlanner:
     """Buffers records per owned partition and says what to cut next. Holds no clock and does no I/O.
 
     It holds at most `max_rows` records and `max_bytes` plus what one poll brings, and the records of cuts being
-    recovered, provided that `due` is asked after every poll and what it gives is inserted first.
+    recovered, provided that `due` is asked after every poll and what it gives is inserted first. Who asks once
+    `has_gathered` says so has larger cuts.
     """
 
     def __init__(self, *, max_rows: int, max_bytes: int, haste: Haste) -> None:
@@ -295,8 +296,15 @@ class CutPlanner:
             if state.is_doubtful and (state.recovering is not None or not state.records)
         ]
 
-    def due(self, now_ms: int) -> Planned | None:
-        """Takes the next batch out of the buffer. Raises CutUnreadable when a recovered cut is not what was cut."""
+    def has_gathered(self, rows: int) -> bool:
+        """So many, or `max_bytes`."""
+        size_bytes = sum(state.size_bytes for state in self._partitions.values())
+        return self.buffered_records >= rows or size_bytes >= self._max_bytes
+
+    def due(self, now_ms: int, rows: int | None = None) -> Planned | None:
+        """Takes the next batch out of the buffer, of so many `rows` at most, else of `max_rows`. Raises CutUnreadable
+        when a recovered cut is not what was cut.
+        """
         for state in self._partitions.values():
             cut = state.recovering
             if cut is not None and state.next_offset > cut.last:
@@ -311,7 +319,8 @@ class CutPlanner:
         if not fresh or not is_due(due_at_ms, now_ms, self._haste.max_wait_ms):
             return None
         # The longest waiting is served first, so no partition starves behind a busier one.
-        records = self._take(min(fresh, key=lambda state: state.waiting_since_ms), self._max_rows, now_ms)
+        longest = min(fresh, key=lambda state: state.waiting_since_ms)
+        records = self._take(longest, rows or self._max_rows, now_ms)
         return Planned(cut_of(records, now_ms), records, committed=False, is_full=not due_at_ms)
 
     def wait_ms(self, now_ms: int) -> int:

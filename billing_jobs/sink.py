@@ -22,6 +22,8 @@ from streams.log.port import LogConsumer, LogError, LogProducer, ProducerQueueFu
 GROUP = "billing"
 MAX_BATCH_BYTES = 16_777_216
 MAX_POLL_RECORDS = 2_000
+BACKLOG_BATCHES = 4
+"""A batch that is read while another is inserted is as large as so many: the engine merges and syncs less for it."""
 FIRST_BACKOFF_MS = 100
 MAX_BACKOFF_MS = 10_000
 PROGRESS_PERIOD_MS = 1_000
@@ -151,6 +153,7 @@ class Sink:
         self._haste = Haste(quick_wait_ms, batch_wait_ms)
         self._planner = CutPlanner(max_rows=batch_rows, max_bytes=MAX_BATCH_BYTES, haste=self._haste)
         self._unpositioned: set[TopicPartition] = set()
+        self._backlog_rows = BACKLOG_BATCHES * batch_rows
         self._beside = beside or ThreadPoolExecutor(1, "inserts")
         self._pending: _Pending | None = None
         self._next: _Pending | None = None
@@ -230,9 +233,10 @@ class Sink:
             self._pause()
             self._read(1, _OUTAGE_POLL_S if self._pending.inserting is None else 0.0)
         else:
-            # In a backlog a whole batch. Else there is little to read, and the insert is waited for.
+            # In a backlog a large batch. Else there is little to read, and the insert is waited for.
             while self._next is None and self._read(MAX_POLL_RECORDS, 0.0) == MAX_POLL_RECORDS:
-                self._next = self._planned()
+                if self._planner.has_gathered(self._backlog_rows):
+                    self._next = self._planned(self._backlog_rows)
 
     def _read(self, limit: int, timeout_s: float) -> int:
         """Says how many records came."""
@@ -299,8 +303,8 @@ class Sink:
 
     # -- 2. to 4. batches out -------------------------------------------------------------------------------------
 
-    def _planned(self) -> _Pending | None:
-        planned = self._planner.due(self._clock_ms())
+    def _planned(self, rows: int | None = None) -> _Pending | None:
+        planned = self._planner.due(self._clock_ms(), rows)
         if planned is None:
             return None
         batch = parse_batch(planned.cut, planned.records, self._book, self._log_id)

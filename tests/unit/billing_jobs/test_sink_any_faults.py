@@ -29,7 +29,7 @@ class AnyFaults(RuleBasedStateMachine):
     )
     def start(self, batch_rows: int, may_rewind: bool, at_once: int, late: Random) -> None:
         """Few records `at_once`: then more are read while a batch is inserted."""
-        self.poll_records = patch.object(sink, "MAX_POLL_RECORDS", at_once)
+        self.poll_records = patch.multiple(sink, MAX_POLL_RECORDS=at_once, BACKLOG_BATCHES=1)
         self.poll_records.start()
         self.world = World(batch_rows, is_insert_late=lambda: late.random() < 0.5)
         self.may_rewind = may_rewind  # Raw tables stay free of duplicates only where nobody rewinds.
