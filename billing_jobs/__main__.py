@@ -21,8 +21,8 @@ from billing_jobs.gpu_costs import first_gpu_prices, gpu_prices, in_force
 from billing_jobs.invoices.routes import add_invoice_routes, invoice_desk
 from billing_jobs.invoices.tables import InvoiceTables
 from billing_jobs.metrics import BillingMetrics
-from billing_jobs.price_topic import LostPrices, PriceTeller
-from billing_jobs.pricing import PICO_PER_UNIT, PriceInexact, PriceRow, first_prices, price_row, priced_otherwise
+from billing_jobs.price_topic import LostPrices, PriceSource, PriceTeller
+from billing_jobs.pricing import PICO_PER_UNIT, PriceInexact, first_prices, price_row, priced_otherwise
 from billing_jobs.queries import Reader, read_settings, usage_settings
 from billing_jobs.reconciliation.wiring import watching
 from billing_jobs.rollups.roller import Roller
@@ -103,16 +103,6 @@ def append_first_prices(store: ClickHouseStore, settings: Settings, metrics: Bil
         _log.warning("prices_not_applied", models=otherwise, apply_with="sluice prices plan, then apply")
 
 
-def load_prices(store: ClickHouseStore, lost: LostPrices, teller: PriceTeller) -> list[PriceRow]:
-    """Of the tables as this program knows them, and told. Raises StoreError, LogError, SchemaTooNew."""
-    store.check_schema()
-    store.finish_change()
-    lost.take_back(store)
-    prices = store.prices()
-    teller.tell(prices)
-    return prices
-
-
 def make_sink(
     settings: Settings, store: ClickHouseStore, metrics: BillingMetrics, lost: LostPrices, teller: PriceTeller
 ) -> Sink:
@@ -122,7 +112,7 @@ def make_sink(
         ),
         producer=KafkaProducer(settings.kafka, "billing"),
         store=store,
-        load_prices=partial(load_prices, store, lost, teller),
+        load_prices=PriceSource(store, lost, teller).load,
         reprice=store.reprice,
         log_id=lambda: log_id(settings.kafka, settings.topics.usage.name),
         usage_topic=settings.topics.usage.name,

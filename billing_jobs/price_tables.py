@@ -8,9 +8,10 @@ from typing import Any
 import orjson
 
 from billing_jobs.gpu_costs import GpuPrice
+from billing_jobs.native_rows import insert_rows
 from billing_jobs.price_changes import PriceRefused, check_recorded
 from billing_jobs.pricing import PriceRow, PriceScope, TokenCounts
-from billing_jobs.rows import INSERT_SETTINGS, NAME, TEXT, TIME, TableRows, always, insert_once
+from billing_jobs.rows import NAME, TEXT, TIME, TableRows, always, insert_once
 
 _PRICE_COLUMNS = (
     ("model", NAME), ("currency", NAME), ("valid_from", TIME), ("uncached_input_pico", "Int64"),
@@ -82,12 +83,12 @@ class MadeChange:
 
 def insert_prices(client: Any, rows: Sequence[PriceRow]) -> None:
     """Of no change, and always: also where they are, word for word, those of an insert that died."""
-    _insert(client, _prices_of(rows, (0, "", "")), always())
+    insert_rows(client, _prices_of(rows, (0, "", "")), always())
 
 
 def insert_gpu_prices(client: Any, rows: Sequence[GpuPrice]) -> None:
     """As `insert_prices`."""
-    _insert(client, _gpu_prices_of(rows, (0, "", "")), always())
+    insert_rows(client, _gpu_prices_of(rows, (0, "", "")), always())
 
 
 def insert_change(client: Any, change: MadeChange) -> bool:
@@ -98,7 +99,9 @@ def insert_change(client: Any, change: MadeChange) -> bool:
     names = ("version", "actor", "reason", "prices", "gpu_prices")
     types = ("UInt32", TEXT, TEXT, TEXT, TEXT)
     rows = TableRows("price_changes", "version", names, types, [[value] for value in (change.version, *texts)])
-    insert_once(partial(_insert, client, rows), _token(change), lambda: _last_change(client, change.version) is None)
+    insert_once(
+        partial(insert_rows, client, rows), _token(change), lambda: _last_change(client, change.version) is None
+    )
     counts = _last_change(client, change.version)
     if counts is None or counts[0] != change:
         return False
@@ -121,7 +124,7 @@ def finish_last_change(client: Any) -> MadeChange | None:
     missing = [rows for rows in _tables_of(change) if _is_incomplete(client, rows, change.version)]
     for rows in missing:
         is_missing = partial(_is_incomplete, client, rows, change.version)
-        insert_once(partial(_insert, client, rows), _token(change), is_missing)
+        insert_once(partial(insert_rows, client, rows), _token(change), is_missing)
     return change if missing else None
 
 
@@ -181,10 +184,3 @@ def _rows(
     columns += [(name, type_, [value] * len(rows)) for name, type_, value in whose]
     names, column_types, values = zip(*columns, strict=True)
     return TableRows(table, identity, names, column_types, list(values))
-
-
-def _insert(client: Any, rows: TableRows, settings: dict[str, Any]) -> None:
-    client.insert(
-        rows.table, rows.columns, column_names=rows.names, column_type_names=rows.types, column_oriented=True,
-        settings={**INSERT_SETTINGS, **settings},
-    )  # fmt: skip

@@ -83,3 +83,25 @@ class LostPrices:
         if lost := [row for row in told.rows if row.price_id not in known]:
             store.append_prices(lost)
             _log.warning("prices_taken_back", price_ids=[row.price_id for row in lost][:100], count=len(lost))
+
+
+class PriceSource:
+    """Every price, whole and told, for who charges. Used from one thread."""
+
+    def __init__(self, store: ClickHouseStore, lost: LostPrices, teller: PriceTeller) -> None:
+        self._store, self._lost, self._teller = store, lost, teller
+        self._appended: tuple[int, ...] = ()
+        self._prices: list[PriceRow] = []
+
+    def load(self) -> list[PriceRow]:
+        """Of the tables as this program knows them: asked for again once something was appended. Raises StoreError,
+        LogError, SchemaTooNew.
+        """
+        appended = self._store.prices_appended()
+        if appended != self._appended:
+            self._store.finish_change()
+            self._lost.take_back(self._store)
+            self._prices = self._store.prices()
+            self._appended = appended  # Looked at first: what came meanwhile shows with the next look.
+        self._teller.tell(self._prices)
+        return self._prices

@@ -8,6 +8,7 @@ its own, since each is made of the schema's field.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from itertools import chain
 from operator import attrgetter, itemgetter
 from typing import Any, Generic, Literal, NamedTuple, TypeVar, get_args, get_origin
@@ -16,7 +17,7 @@ import orjson
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from billing_jobs.columns import Columned
+from billing_jobs.columns import Columned, Integers, Numbers, Texts
 from schemas.base import Record, Scope
 from schemas.codec import DecodeReason, Undecodable, decode
 from schemas.endings import EndingCode
@@ -136,6 +137,16 @@ def _check_of(declared: FieldInfo, bound: int) -> Check:
     raise TypeError(f"a field of {kind} with {rules} is read by no column")
 
 
+def _kept_as(declared: FieldInfo, bound: int) -> Callable[[], Any]:
+    """A column of its values, once they were checked."""
+    if declared.annotation is int:
+        most = min([bound - 1, *(rule.le for rule in declared.metadata if hasattr(rule, "le"))])
+        return partial(Integers, "H" if most < 2**16 else "I" if most < 2**32 else "q")
+    if declared.annotation == dict[str, int]:
+        return Numbers
+    return Texts if declared.annotation is str else list
+
+
 def _made(model: type[Model], values: dict[str, Any], names: set[str]) -> Model:
     """As `model_construct` does, at a tenth of its time: there is a value of each field, and each was checked."""
     made = object.__new__(model)
@@ -146,8 +157,23 @@ def _made(model: type[Model], values: dict[str, Any], names: set[str]) -> Model:
     return made
 
 
+def _as_parsed(names: Iterable[str]) -> list[str]:
+    """The same objects that a parser which keeps the names that it met gives as names: they are compared at once."""
+    return [*orjson.loads(orjson.dumps(dict.fromkeys(names)))]
+
+
 _CODES = {code.value: code for code in EndingCode}
-_SCOPE_NAMES = list(Scope.model_fields)
+_SCOPE_NAMES = _as_parsed(Scope.model_fields)
+
+
+_LOGGED: dict[str, Callable[[LogRecord], int]] = {
+    "partition": attrgetter("partition"), "offset": attrgetter("offset"), "logged_at_ms": attrgetter("timestamp_ms"),
+}  # fmt: skip
+_LOGGED_AS = {
+    "partition": partial(Integers, "I"),
+    "offset": partial(Integers, "Q"),
+    "logged_at_ms": partial(Integers, "q"),
+}
 
 
 class _Shape(Generic[Event]):
@@ -155,11 +181,14 @@ class _Shape(Generic[Event]):
 
     def __init__(self, model: type[Event]) -> None:
         self._model = model
-        self._names = list(model.model_fields)
+        self._names = _as_parsed(model.model_fields)
         fields = {name: declared for name, declared in model.model_fields.items() if name != "scope"}
         fields |= {f"scope.{name}": declared for name, declared in Scope.model_fields.items()}
         bounds = _BOUNDS[model]
         self.checks = {path: _check_of(declared, bounds.get(path, 2**64)) for path, declared in fields.items()}
+        self.kept = {
+            path: _kept_as(declared, bounds.get(path, 2**63)) for path, declared in fields.items()
+        } | _LOGGED_AS
         self._paths = [*self._names, *(f"scope.{name}" for name in _SCOPE_NAMES)]
         self._take: Callable[[Any], tuple[Any, ...]] = itemgetter(*self._names)
         self._take_scope: Callable[[Any], tuple[Any, ...]] = itemgetter(*_SCOPE_NAMES)
@@ -224,11 +253,6 @@ _SHAPES: dict[str, _Shape[Any]] = {
 }  # fmt: skip
 
 
-_LOGGED: dict[str, Callable[[LogRecord], int]] = {
-    "partition": attrgetter("partition"), "offset": attrgetter("offset"), "logged_at_ms": attrgetter("timestamp_ms"),
-}  # fmt: skip
-
-
 # -- records -----------------------------------------------------------------------------------------------------------
 
 
@@ -236,10 +260,10 @@ class _Kind(Generic[Event]):
     """Records of one kind: what was read of all, and of this chunk where they stand, and their values."""
 
     def __init__(self, shape: _Shape[Event]) -> None:
-        self.shape = shape
-        self._read: dict[str, list[Any]] = {path: [] for path in (*shape.checks, *_LOGGED)}
-        self._places: list[int] = []
-        self._rows: list[tuple[Any, ...]] = []
+        self.shape, self.row = shape, shape.row
+        self._read = {path: made() for path, made in shape.kept.items()}
+        self.places: list[int] = []
+        self.rows: list[tuple[Any, ...]] = []
         self._columns: dict[str, Sequence[Any]] | None = None
 
     def read(self) -> Events[Event]:
@@ -250,43 +274,40 @@ class _Kind(Generic[Event]):
             lambda place: Logged(shape.event(columns, place), partitions[place], offsets[place], logged_at_ms[place]),
         )
 
-    def add(self, place: int, row: tuple[Any, ...]) -> None:
-        self._places.append(place)
-        self._rows.append(row)
-
     def add_event(self, place: int, event: Event) -> None:
         self._columns = None
-        self.add(place, self.shape.row_of(event))
+        self.places.append(place)
+        self.rows.append(self.shape.row_of(event))
 
     def take_doubtful(self, chunk: Sequence[LogRecord]) -> list[int]:
         """The places of those that fail a check."""
-        if not self._rows:
+        if not self.rows:
             return []
-        logged_at_ms = [chunk[place].timestamp_ms for place in self._places]
-        self._columns = self.shape.columns(self._rows)
+        logged_at_ms = [chunk[place].timestamp_ms for place in self.places]
+        self._columns = self.shape.columns(self.rows)
         doubtful = self.shape.doubtful(self._columns, logged_at_ms)
-        taken = [self._places[index] for index in doubtful]
+        taken = [self.places[index] for index in doubtful]
         if doubtful:
-            self._keep([index for index in range(len(self._rows)) if index not in doubtful])
+            self._keep([index for index in range(len(self.rows)) if index not in doubtful])
         return taken
 
     def close(self, chunk: Sequence[LogRecord], *, in_order: bool) -> None:
         """What was added of the chunk is read."""
-        if not self._rows:
+        if not self.rows:
             return
         if not in_order:
-            self._keep(sorted(range(len(self._places)), key=self._places.__getitem__))
-        for path, column in (self._columns or self.shape.columns(self._rows)).items():
+            self._keep(sorted(range(len(self.places)), key=self.places.__getitem__))
+        for path, column in (self._columns or self.shape.columns(self.rows)).items():
             self._read[path].extend(column)
-        stood = [chunk[place] for place in self._places]
+        stood = [chunk[place] for place in self.places]
         for path, value in _LOGGED.items():
-            self._read[path].extend(map(value, stood))
+            self._read[path].extend(list(map(value, stood)))
         self._keep([])
 
     def _keep(self, indexes: Sequence[int]) -> None:
         """These, in this order."""
-        self._places = [self._places[index] for index in indexes]
-        self._rows = [self._rows[index] for index in indexes]
+        self.places = [self.places[index] for index in indexes]
+        self.rows = [self.rows[index] for index in indexes]
         self._columns = None
 
 
@@ -328,10 +349,12 @@ def _laid_in_columns(chunk: Sequence[LogRecord], kinds: Mapping[str, _Kind[Any]]
             left.append(place)
             continue
         name = parsed.get("type") if type(parsed) is dict else None
-        if type(name) is str and name in kinds and (row := kinds[name].shape.row(parsed)) is not None:
-            kinds[name].add(place, row)
-        else:
+        kind = kinds.get(name) if type(name) is str else None
+        if kind is None or (row := kind.row(parsed)) is None:
             left.append(place)
+        else:
+            kind.places.append(place)
+            kind.rows.append(row)
     return left
 
 

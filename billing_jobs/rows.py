@@ -18,6 +18,7 @@ Rows = TypeVar("Rows")
 TEXT = "String"
 NAME = "LowCardinality(String)"
 TIME = "DateTime64(3, 'UTC')"
+STAGES = "Map(LowCardinality(String), Int64)"
 # Explicit: defaults of these moved between versions. A dependent view must recognise what its source recognises.
 INSERT_SETTINGS = {
     "async_insert": 0,
@@ -127,7 +128,7 @@ _USAGE: list[Column[Events[UsageEvent]]] = [
     _event_column("policy_version", "UInt32", "scope.policy_version"),
     _event_column("traceparent", TEXT, "scope.traceparent"),
     _event_column("schema_version", "UInt16"),
-    _event_column("stage_ms", "Map(LowCardinality(String), Int64)"),
+    _event_column("stage_ms", STAGES),
     *(
         _event_column(name, NAME)
         for name in ("endpoint", "model", "requested_model", "pool", "lane", "worker_id", "finish_reason")

@@ -1,6 +1,7 @@
 """Moves `usage` into ClickHouse, cut first and inserted after. The decisions are in `cut`; this is their loop."""
 
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
@@ -22,6 +23,8 @@ from streams.log.port import LogConsumer, LogError, LogProducer, ProducerQueueFu
 GROUP = "billing"
 MAX_BATCH_BYTES = 16_777_216
 MAX_POLL_RECORDS = 2_000
+BACKLOG_BATCHES = 4
+"""A batch that is read while another is inserted is as large as so many: the engine merges and syncs less for it."""
 FIRST_BACKOFF_MS = 100
 MAX_BACKOFF_MS = 10_000
 PROGRESS_PERIOD_MS = 1_000
@@ -103,13 +106,21 @@ class _Pending:
     batch: Batch
     stage: _Stage
     recovered: bool
+    is_full: bool
     insert_attempts: int = 0
+    inserting: Future[int] | None = None
+    """How many milliseconds it took."""
     failures: int = 0
     retry_at_ms: int = 0
 
+    @property
+    def source(self) -> TopicPartition:
+        return self.batch.cut.source
+
 
 class Sink:
-    """One member of the group `billing`. Single-threaded: `step` repeatedly, then `close`.
+    """One member of the group `billing`: `step` repeatedly, from one thread, then `close`. A batch is inserted by
+    `beside`, while the next one is read; nothing else asks the store meanwhile.
 
     `load_prices` gives every price appended by now, by whichever member; it raises StoreError, LogError, and
     SchemaTooNew where this program may not understand them. `log_id` says which log this is, empty where that is not
@@ -135,6 +146,7 @@ class Sink:
         clock_ms: Callable[[], int],
         monotonic_ms: Callable[[], int] = monotonic_ms,
         metrics: BillingMetrics,
+        beside: Executor | None = None,
     ) -> None:
         self._consumer = consumer
         self._producer = producer
@@ -156,7 +168,11 @@ class Sink:
         self._haste = Haste(quick_wait_ms, batch_wait_ms)
         self._planner = CutPlanner(max_rows=batch_rows, max_bytes=MAX_BATCH_BYTES, haste=self._haste)
         self._unpositioned: set[TopicPartition] = set()
+        self._backlog_rows = BACKLOG_BATCHES * batch_rows
+        self._beside = beside or ThreadPoolExecutor(1, "inserts")
         self._pending: _Pending | None = None
+        self._next: _Pending | None = None
+        """Read while the pending one was inserted; nothing of it is written yet."""
         self._paused: set[TopicPartition] = set()
         self._stored: dict[TopicPartition, StoredPosition] = {}
         self._decisions: dict[TopicPartition, int] = {}
@@ -171,6 +187,7 @@ class Sink:
             self.step()
 
     def close(self) -> None:
+        self._beside.shutdown()
         self._consumer.close()
 
     def step(self) -> None:
@@ -180,17 +197,20 @@ class Sink:
         2. dead letters acknowledged: they are written once more, with the same origin;
         3. cut committed, not inserted: the next owner reads the cut from the commit and inserts it;
         4. some tables inserted: the next owner's insert is recognised where it is known and completes the rest.
+
+        The turn ends while 4 is done. With the next one more records are read, and 4 is waited for before anything of
+        them is written.
         """
         self._poll()
+        self._end_insert()
         self._position()
-        if self._pending is None:
-            self._plan()
-        if self._pending is not None and is_due(self._pending.retry_at_ms, self._clock_ms(), MAX_BACKOFF_MS):
-            self._advance(self._pending)
         if self._pending is None:
             self._reprice()
             self._rest()
+            self._pending, self._next = self._next or self._planned(), None
         self._report()
+        if self._pending is not None and is_due(self._pending.retry_at_ms, self._clock_ms(), MAX_BACKOFF_MS):
+            self._advance(self._pending)
 
     # -- 1. records in --------------------------------------------------------------------------------------------
 
@@ -206,7 +226,11 @@ class Sink:
     def _forget(self, partition: TopicPartition) -> None:
         """Drops what was read of it. A committed cut stays in the commit, for the next owner."""
         self._planner.revoke(partition)
-        if self._pending is not None and self._pending.batch.cut.source == partition:
+        if self._next is not None and self._next.source == partition:
+            self._next = None
+        if self._pending is not None and self._pending.source == partition:
+            self._end_insert()
+        if self._pending is not None and self._pending.source == partition:
             self._metrics.dropped_cuts.inc()
             self._pending = None
 
@@ -221,10 +245,18 @@ class Sink:
             self._resume()
             # However long a batch may wait, progress is told.
             wait_ms = min(self._planner.wait_ms(self._clock_ms()), PROGRESS_PERIOD_MS)
-            limit, timeout_s = MAX_POLL_RECORDS, wait_ms / 1_000
-        else:
+            self._read(MAX_POLL_RECORDS, wait_ms / 1_000)
+        elif self._pending.inserting is None or self._pending.failures:
             self._pause()
-            limit, timeout_s = 1, _OUTAGE_POLL_S
+            self._read(1, _OUTAGE_POLL_S if self._pending.inserting is None else 0.0)
+        else:
+            # In a backlog a large batch. Else there is little to read, and the insert is waited for.
+            while self._next is None and self._read(MAX_POLL_RECORDS, 0.0) == MAX_POLL_RECORDS:
+                if self._planner.has_gathered(self._backlog_rows):
+                    self._next = self._planned(self._backlog_rows)
+
+    def _read(self, limit: int, timeout_s: float) -> int:
+        """Says how many records came."""
         try:
             records = self._consumer.poll(limit, timeout_s)
         except LogError as error:
@@ -233,10 +265,9 @@ class Sink:
             # Records of that poll may be gone with the error: read everything again from the commits.
             _log.warning("poll_failed", error=str(error), repeats=True)
             self._reread()
-            return
-        now_ms = self._clock_ms()
-        for record in records:
-            self._planner.offer(record, now_ms)
+            return 0
+        self._planner.offer(records, self._clock_ms())
+        return len(records)
 
     def _reread(self) -> None:
         for partition in self._consumer.assignment():
@@ -291,14 +322,14 @@ class Sink:
 
     # -- 2. to 4. batches out -------------------------------------------------------------------------------------
 
-    def _plan(self) -> None:
-        planned = self._planner.due(self._clock_ms())
+    def _planned(self, rows: int | None = None) -> _Pending | None:
+        planned = self._planner.due(self._clock_ms(), rows)
         if planned is None:
-            return
+            return None
         decisions = self._decisions[planned.cut.source]
         batch = parse_batch(planned.cut, planned.records, self._book, self._log_id, decisions=decisions)
         stage = _Stage.INSERT if planned.committed else _Stage.DEAD_LETTERS
-        self._pending = _Pending(batch, stage, recovered=planned.committed)
+        return _Pending(batch, stage, recovered=planned.committed, is_full=planned.is_full)
 
     def _advance(self, pending: _Pending) -> None:
         cut = pending.batch.cut
@@ -317,15 +348,17 @@ class Sink:
                     self._take_anew(cut.source)
                     return
                 pending.stage = _Stage.INSERT
-            self._insert(pending)
+            self._begin_insert(pending)
         except (LogError, StoreError) as error:
             if isinstance(error, LogError) and not error.retriable:
                 raise
-            pending.failures += 1
-            pending.retry_at_ms = self._clock_ms() + backoff_ms(pending.failures)
-            _log.warning("batch_waits", cut=cut.token, stage=pending.stage.name.lower(), error=str(error), repeats=True)
-            return
-        self._pending = None
+            self._put_off(pending, error)
+
+    def _put_off(self, pending: _Pending, error: Exception) -> None:
+        pending.failures += 1
+        pending.retry_at_ms = self._clock_ms() + backoff_ms(pending.failures)
+        cut, stage = pending.batch.cut.token, pending.stage.name.lower()
+        _log.warning("batch_waits", cut=cut, stage=stage, error=str(error), repeats=True)
 
     def _price(self, pending: _Pending) -> None:
         """Another member may have appended a price since they were read here."""
@@ -366,21 +399,35 @@ class Sink:
         except StoreError as error:
             _log.warning("hours_stay_open", error=str(error), repeats=True)
 
-    def _insert(self, pending: _Pending) -> None:
+    def _begin_insert(self, pending: _Pending) -> None:
         self._price(pending)
-        batch = pending.batch
         again = pending.recovered or pending.insert_attempts > 0
         pending.insert_attempts += 1
+        pending.inserting = self._beside.submit(self._insert, pending.batch, again)
+
+    def _insert(self, batch: Batch, again: bool) -> int:
         began_ms = self._clock_ms()
+        with self._metrics.insert_seconds.time():
+            self._store.insert(batch, again=again)
+        return self._clock_ms() - began_ms
+
+    def _end_insert(self) -> None:
+        """Waits for the one that has begun, if one has."""
+        pending = self._pending
+        if pending is None or pending.inserting is None:
+            return
+        inserting, pending.inserting = pending.inserting, None
         try:
-            with self._metrics.insert_seconds.time():
-                self._store.insert(batch, again=again)
-        except StoreError:
+            took_ms = inserting.result()
+        except StoreError as error:
             self._metrics.insert_failures.inc()
-            raise
-        ended_ms = self._clock_ms()
-        rows = len(batch.usage) + len(batch.compute) + len(batch.delivered) + len(batch.presence)
-        self._haste.inserted(ended_ms - began_ms, rows, ended_ms)
+            self._put_off(pending, error)
+            return
+        self._pending = None
+        batch, ended_ms = pending.batch, self._clock_ms()
+        if not pending.is_full:
+            rows = len(batch.usage) + len(batch.compute) + len(batch.delivered) + len(batch.presence)
+            self._haste.inserted(took_ms, rows, ended_ms)
         self._stored[batch.cut.source] = StoredPosition(batch.cut.last + 1, batch.last_logged_at_ms, batch.log_id)
         self._metrics.rows.labels("usage_events").inc(len(batch.usage))
         self._metrics.rows.labels("compute_records").inc(len(batch.compute))

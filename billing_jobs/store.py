@@ -24,6 +24,7 @@ from billing_jobs.cut import Batch
 from billing_jobs.embedded import EMBEDDED_DATABASE, EngineFailed, EngineMissing, start_engine
 from billing_jobs.forgotten import Forgetting
 from billing_jobs.gpu_costs import GpuPrice
+from billing_jobs.native_rows import insert_rows
 from billing_jobs.positions import OperatorsDecision, StoredPosition, stored_position
 from billing_jobs.price_tables import (
     MadeChange,
@@ -42,7 +43,7 @@ from billing_jobs.replication import EnginesDiffer, check_engines, replicated
 from billing_jobs.repricing import reprice
 from billing_jobs.rollups.hours import OpenHours, hours_of
 from billing_jobs.rollups.tables import store_marks
-from billing_jobs.rows import INSERT_SETTINGS, NAME, TEXT, TableRows, always, insert_once, tables_of
+from billing_jobs.rows import NAME, TEXT, TableRows, always, insert_once, tables_of
 from billing_jobs.schema_steps import SCHEMA_VERSION, STEPS, schema_statements
 from streams.clocks import monotonic_ms
 from streams.settings import BillingSettings, Settings
@@ -67,9 +68,11 @@ _LOOKED_UP_BY = {
     "billing_batches": (),
 }
 """Beside the identity: what the tables' keys begin with, so that a lookup reads no whole table."""
-_AS_IT_IS = {"optimize_on_insert": 0}
-"""Else each block is merged with itself, for a third of an insert's time, to drop rows of one identity in one batch.
-FINAL, and merges, absorb these as they do those of several batches."""
+
+_PRICES_APPENDED = (
+    "SELECT (SELECT max(version) FROM schema_version), (SELECT count() FROM price_changes),"
+    " (SELECT count() FROM gpu_prices), (SELECT count() FROM prices)"
+)
 
 _log = structlog.get_logger()
 
@@ -276,7 +279,10 @@ def _migrate(client: Any, *, is_replicated: bool) -> None:
 
 def _schema_version(client: Any) -> int:
     """Of the tables; 0 where there are none. Raises SchemaTooNew."""
-    found = int(client.query("SELECT max(version) FROM schema_version").first_row[0])
+    return _check_version(client.query("SELECT max(version) FROM schema_version").first_row[0])
+
+
+def _check_version(found: int) -> int:
     if found > SCHEMA_VERSION:
         raise SchemaTooNew(f"the billing tables have schema version {found}, this program knows {SCHEMA_VERSION}")
     return found
@@ -313,7 +319,7 @@ class ClickHouseStore:
                     # It says that the others are stored, so whatever dies before it is looked at again.
                     self._forgetting.cut_stored(client)
                 is_missing = partial(_is_incomplete, client, rows) if again else lambda: False
-                insert_once(partial(_insert, client, rows), batch.cut.token, is_missing)
+                insert_once(partial(insert_rows, client, rows), batch.cut.token, is_missing)
 
     def stored_position(self, topic: str, partition: int) -> StoredPosition | None:
         with self._connection.client() as client:
@@ -329,14 +335,17 @@ class ClickHouseStore:
         ]
         names, types, values = zip(*columns, strict=True)
         with self._connection.writing() as client:
-            _insert(client, TableRows("billing_decisions", "topic", names, types, list(values)), always())
+            insert_rows(client, TableRows("billing_decisions", "topic", names, types, list(values)), always())
 
-    def check_schema(self) -> None:
-        """Raises SchemaTooNew once a newer program has changed the tables: it may know prices that are for some alone
-        as this one does not.
+    def prices_appended(self) -> tuple[int, ...]:
+        """Rows of the tables of prices and of their changes: they grow with whatever is appended, and else stay. Raises
+        SchemaTooNew once a newer program has changed the tables: it may know prices that are for some alone as this one
+        does not.
         """
         with self._connection.client() as client:
-            _schema_version(client)
+            version, *rows = client.query(_PRICES_APPENDED).first_row
+        _check_version(version)
+        return tuple(rows)
 
     def prices(self) -> list[PriceRow]:
         """Of two of a scope that start together, the one that counts comes first."""
@@ -423,17 +432,6 @@ class ClickHouseStore:
             # They are read from their events, and rolled when whoever opened them counts as lost.
             _log.warning("hours_stay_open", error=str(error))
         self._connection.close()
-
-
-def _insert(client: Any, rows: TableRows, settings: dict[str, Any]) -> None:
-    client.insert(
-        rows.table,
-        rows.columns,
-        column_names=rows.names,
-        column_type_names=rows.types,
-        column_oriented=True,
-        settings={**INSERT_SETTINGS, **_AS_IT_IS, **settings},
-    )
 
 
 def _is_incomplete(client: Any, rows: TableRows) -> bool:

@@ -52,14 +52,14 @@ def install(point: str, calls: int, amid_ms: float = 0.0) -> None:
     elif point == "amid an insert":
         _amid(store, lambda arguments: _table(arguments) == "usage_events" and over(), amid_ms)
     elif point in _TABLES:
-        _after(store, "_insert", lambda arguments: _table(arguments) == _TABLES[point] and over())
+        _after(store, "insert_rows", lambda arguments: _table(arguments) == _TABLES[point] and over())
     else:
         name = {"usage counted": "count", "entries added": "add", "month closed": "decide", RECORDED: "record"}[point]
         _after(InvoiceTables, name, lambda _arguments: over())
 
 
 def _table(arguments: tuple[Any, ...]) -> str:
-    """Of the arguments of `store._insert`."""
+    """Of the arguments of `store.insert_rows`."""
     return str(arguments[1].table)
 
 
@@ -87,11 +87,11 @@ def _after(place: Any, name: str, is_it: Callable[[tuple[Any, ...]], bool]) -> N
 
 
 def _amid(store: Any, is_it: Callable[[tuple[Any, ...]], bool], amid_ms: float) -> None:
-    real = store._insert
+    real = store.insert_rows
 
     def wrapped(*arguments: Any) -> Any:
         if is_it(arguments):
             threading.Timer(amid_ms / 1_000, die).start()
         return real(*arguments)
 
-    store._insert = wrapped
+    store.insert_rows = wrapped

@@ -1,8 +1,11 @@
 """The sink's surroundings: a log and tables in memory, members that may die at any point, a clock to set."""
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
+from functools import partial
 from types import MethodType
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 
@@ -38,6 +41,43 @@ class Clock:
         self.set_back_ms += by_ms
 
 
+class _Done(Future[Any]):
+    """Done when it is asked for, at the latest."""
+
+    def __init__(self, do: Callable[[], Any]) -> None:
+        super().__init__()
+        self._do = do
+
+    def do(self) -> None:
+        if not self.done():
+            try:
+                self.set_result(self._do())
+            except BaseException as error:  # noqa: BLE001 - whoever asks for it is told
+                self.set_exception(error)
+
+    def result(self, timeout: float | None = None) -> Any:
+        self.do()
+        return super().result(timeout)
+
+
+class Beside(Executor):
+    """What it is given is done at once, or as late as it may be: of a member that dies before, never."""
+
+    def __init__(self, late: Callable[[], bool] = lambda: False) -> None:
+        self._late = late
+        self._given: list[_Done] = []
+
+    def submit(self, do: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
+        self._given.append(_Done(partial(do, *arguments, **named)))
+        if not self._late():
+            self._given[-1].do()
+        return self._given[-1]
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        for each in self._given:
+            each.do()
+
+
 @dataclass
 class Member:
     """A billing process: its sink, its consumer and its metrics."""
@@ -64,6 +104,7 @@ class World:
     repricings: list[int] = field(default_factory=list)
     prices_away: bool = False
     log_id: str = "first-cluster/first-topic"
+    is_insert_late: Callable[[], bool] = lambda: False
 
     def __post_init__(self) -> None:
         self.new_log()
@@ -91,6 +132,7 @@ class World:
             clock_ms=self.clock,
             monotonic_ms=self.clock.monotonic_ms,
             metrics=BillingMetrics(registry),
+            beside=Beside(self.is_insert_late),
         )
         return Member(sink, consumer, registry)
 

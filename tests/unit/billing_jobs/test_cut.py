@@ -43,7 +43,7 @@ def planner(max_rows: int = 10, max_bytes: int = 10**9, max_wait_ms: int = 500) 
 
 def offer_all(to: CutPlanner, offered: Sequence[LogRecord], now_ms: int = 0) -> None:
     for each in offered:
-        to.offer(each, now_ms)
+        to.offer([each], now_ms)
 
 
 # -- the cut in the commit ---------------------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ def test_bytes_bound_a_batch_as_well() -> None:
 
 def test_a_record_seen_twice_is_taken_once_and_strangers_are_ignored() -> None:
     planned = planner()
-    planned.offer(record(0), 0)
+    planned.offer([record(0)], 0)
     planned.assign(SOURCE, Committed(3), 0, END, 3)
     offer_all(planned, [record(3), record(4), record(4)])
     due = planned.due(10_000)
@@ -138,7 +138,7 @@ def test_a_quiet_partition_is_not_starved_by_a_busy_one() -> None:
     planned = planner(max_rows=2)
     for source in (SOURCE, quiet):
         planned.assign(source, Committed(None), 0, END, None)
-    planned.offer(LogRecord(quiet.topic, quiet.partition, 0, None, b"{}", (), NOON_MS), 0)
+    planned.offer([LogRecord(quiet.topic, quiet.partition, 0, None, b"{}", (), NOON_MS)], 0)
     offer_all(planned, records(0, 5), now_ms=1)
     due = planned.due(1)
     assert due is not None

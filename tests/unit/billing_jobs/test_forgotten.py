@@ -109,7 +109,7 @@ class Between:
 
         def open_client() -> Any:
             client = opened()
-            insert = client.insert
+            insert = client.raw_insert
 
             def struck(table: str, *args: Any, **named: Any) -> Any:
                 if not self.has_happened and self._words in table:
@@ -117,7 +117,7 @@ class Between:
                     self._happens()
                 return insert(table, *args, **named)
 
-            client.insert = struck
+            client.raw_insert = struck
             return client
 
         self.connection._open_client = open_client

@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from billing_jobs import price_tables
-from billing_jobs.__main__ import append_first_prices, load_prices
+from billing_jobs.__main__ import append_first_prices
 from billing_jobs.cut import Batch, cut_of, parse_batch
 from billing_jobs.metrics import BillingMetrics
+from billing_jobs.native_rows import insert_rows
 from billing_jobs.price_changes import Comparison, PriceRefused, compare, plan
 from billing_jobs.price_desk import PriceDesk, PricesApplied, PricesAsked
 from billing_jobs.price_tables import MadeChange
-from billing_jobs.price_topic import LostPrices, PriceTeller
+from billing_jobs.price_topic import LostPrices, PriceSource, PriceTeller
 from billing_jobs.pricing import PRICES_SETTLE_MS, PriceBook, PriceRow, PriceScope, TokenCounts, withdrawal
 from billing_jobs.rows import TableRows
 from billing_jobs.server import create_app, price_desk
@@ -324,12 +325,11 @@ def test_a_change_of_models_and_gpus_that_is_killed_on_the_way_is_made_as_a_whol
         if len(inserted) == after:
             raise _Killed
         inserted.append(rows.table)
-        insert(client, rows, settings)
+        insert_rows(client, rows, settings)
 
-    insert = price_tables._insert
     with closing(ClickHouseStore(database.connection())) as store:
         store.append_prices([OLD])
-        monkeypatch.setattr(price_tables, "_insert", dies)
+        monkeypatch.setattr(price_tables, "insert_rows", dies)
         with pytest.raises(_Killed) if after < 3 else nullcontext():
             PriceDesk(store, now_ms, lambda _rows: None, nothing_lost).apply(PricesApplied.model_validate(body))
         assert inserted == ["price_changes", "gpu_prices", "prices"][:after]
@@ -341,7 +341,7 @@ def test_a_change_of_models_and_gpus_that_is_killed_on_the_way_is_made_as_a_whol
             log = MemoryLog(now_ms)
             log.create_topic("prices", 1)
             lost = LostPrices(lambda: log.consumer(None, "lost"), "prices")
-            load_prices(store, lost, PriceTeller(log.producer("billing"), "prices"))
+            PriceSource(store, lost, PriceTeller(log.producer("billing"), "prices")).load()
         else:
             desk = PriceDesk(store, now_ms, lambda _rows: None, nothing_lost)
             planned = desk.plan(PricesAsked.model_validate(asked("0.80", gpu_hours=GPU_HOURS)))

@@ -13,16 +13,17 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from billing_jobs.__main__ import append_first_prices, load_prices, take_prices_back
+from billing_jobs.__main__ import append_first_prices, take_prices_back
 from billing_jobs.columns import Columned
 from billing_jobs.cut import Batch, cut_of, parse_batch
 from billing_jobs.gpu_costs import GpuPrice
 from billing_jobs.metrics import BillingMetrics
-from billing_jobs.price_topic import LostPrices, PriceTeller
+from billing_jobs.price_tables import MadeChange, insert_change
+from billing_jobs.price_topic import LostPrices, PriceSource, PriceTeller
 from billing_jobs.pricing import PriceBook, PriceRow, PriceScope, charge, cost_of, price_row, withdrawal
 from billing_jobs.schema_steps import SCHEMA_VERSION
 from billing_jobs.server import create_app, price_desk
-from billing_jobs.store import ClickHouseStore, Database, SchemaTooNew
+from billing_jobs.store import ClickHouseStore, Connection, Database, SchemaTooNew
 from schemas.base import Scope
 from schemas.usage import AnyUsage, UsageEvent
 from streams import price_list
@@ -33,7 +34,7 @@ from streams.log.port import LogConsumer, LogError
 from streams.price_list import wait_for_prices
 from streams.settings import Settings
 from tests.unit.billing_jobs.events import NOON_MS, compute_record, presence, usage_event
-from tests.unit.billing_jobs.test_store import MODEL, execute, log_record, query
+from tests.unit.billing_jobs.test_store import MODEL, ServersLimit, execute, log_record, query
 
 HOUR_MS = 3_600_000
 STEP_MS = 1_000
@@ -137,10 +138,34 @@ def test_who_reads_prices_ends_once_a_newer_program_has_changed_the_tables(
     teller = PriceTeller(log.producer("billing"), "prices")
     lost = LostPrices(lambda: log.consumer(None, "lost"), "prices")
     store.append_prices([price_row(MODEL, 0)])
-    assert load_prices(store, lost, teller) == [price_row(MODEL, 0)]
+    source = PriceSource(store, lost, teller)
+    assert source.load() == [price_row(MODEL, 0)]
     execute(database, f"INSERT INTO schema_version (version) VALUES ({SCHEMA_VERSION + 1})")
     with pytest.raises(SchemaTooNew, match=f"version {SCHEMA_VERSION + 1}"):
-        load_prices(store, lost, teller)
+        source.load()
+
+
+def test_who_charges_asks_one_question_as_long_as_nothing_is_appended(database: Database) -> None:
+    log = MemoryLog(lambda: 0)
+    log.create_topic("prices", 1)
+    lost, teller = LostPrices(lambda: log.consumer(None, "lost"), "prices"), PriceTeller(log.producer("b"), "prices")
+    first, raised = price_row(MODEL, 0), replace(price_row(MODEL, now_ms() + HOUR_MS), output_pico=9)
+    with (
+        closing(database.connection()) as connection, connection.client() as client,
+        closing(database.connection()) as others, others.client() as desk,
+    ):  # fmt: skip
+        watched = ServersLimit(client)
+        store = ClickHouseStore(Connection(lambda: watched))
+        store.append_prices([first])
+        source = PriceSource(store, lost, teller)
+        assert source.load() == [first]
+        for _ in range(2):
+            watched.queries.clear()
+            assert source.load() == [first]
+            assert len(watched.queries) == 1
+        assert insert_change(desk, MadeChange(1, "kim", "chips", (raised,), ())), "and the desk dies behind it"
+        assert source.load() == [first, raised]
+        assert [told.price_id for told in teller._told.values()] == [first.price_id, raised.price_id]
 
 
 def test_prices_that_were_lost_with_their_tables_are_taken_back_from_the_log(
@@ -170,9 +195,8 @@ def test_prices_that_were_lost_with_their_tables_are_taken_back_from_the_log(
     execute(database, "ALTER TABLE prices DELETE WHERE tenant_id = 'acme' SETTINGS mutations_sync = 1")
     lost = LostPrices(consumer, "prices")
     for _ in range(2):  # An older copy serves, and is completed before anything is charged.
-        assert set(load_prices(store, lost, PriceTeller(log.producer("billing"), "prices"))) == {
-            first, contract, raised
-        }  # fmt: skip
+        source = PriceSource(store, lost, PriceTeller(log.producer("billing"), "prices"))
+        assert set(source.load()) == {first, contract, raised}
     assert len(store.prices()) == 3
 
 

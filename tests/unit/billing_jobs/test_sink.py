@@ -1,5 +1,6 @@
 """The sink through crashes, rebalances, zombies, outages and poison: what the log holds is stored once, in the end."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from types import MethodType
 
@@ -28,6 +29,7 @@ from tests.unit.billing_jobs.sink_world import (
     COST_PICO,
     PRICE,
     TOPIC,
+    WAIT_MS,
     World,
     crash,
     on_commit,
@@ -143,6 +145,65 @@ def test_an_insert_whose_answer_was_lost_counts_once() -> None:
     world.store.faults.extend([StoreFault.ANSWER_LOST, StoreFault.ANSWER_LOST])
     world.steps(world.member())
     assert world.stored_offsets() == [0, 1, 2, 3]
+
+
+def test_while_a_batch_is_inserted_the_next_one_is_read_and_written_only_behind_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("billing_jobs.sink.MAX_POLL_RECORDS", 2)
+    world = World(is_insert_late=lambda: True)
+    put_usage(world, 0, 39)
+    member = world.member()
+    seen: list[tuple[str, int]] = []
+    insert, commit = world.store.insert, member.consumer.commit
+
+    def inserted(batch: Batch, *, again: bool) -> None:
+        insert(batch, again=again)
+        seen.append((f"inserted {batch.cut.first}", member.consumer._positions[batch.cut.source]))
+
+    def committed(offsets: Mapping[TopicPartition, int], *, metadata: Mapping[TopicPartition, str]) -> None:
+        seen.append(("committed", member.consumer._positions[next(iter(offsets))]))
+        commit(offsets, metadata=metadata)
+
+    monkeypatch.setattr(world.store, "insert", inserted)
+    monkeypatch.setattr(member.consumer, "commit", committed)
+    world.steps(member)
+    assert seen == [
+        ("committed", 4), ("inserted 0", 20), ("committed", 20), ("inserted 4", 36), ("committed", 36),
+        ("inserted 20", 40), ("committed", 40), ("inserted 36", 40),
+    ], "in larger batches, as long as there is a backlog"  # fmt: skip
+    assert world.stored_offsets() == list(range(40))
+
+
+def test_an_insert_has_ended_before_its_partition_goes_to_another_member() -> None:
+    world = World(is_insert_late=lambda: True)
+    put_usage(world, 0, 3)
+    first = world.member()
+    while first.sink._pending is None or first.sink._pending.inserting is None:
+        world.steps(first, 1)
+    assert world.stored_offsets() == []
+    heir = world.member("b")
+    first.consumer.drop()
+    first.sink._poll()
+    assert world.stored_offsets() == [0, 1, 2, 3]
+    world.steps(heir)
+    assert heir.metric("sluice_billing_recovered_cuts_total") == 0
+
+
+def test_what_was_read_ahead_of_a_partition_is_forgotten_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("billing_jobs.sink.MAX_POLL_RECORDS", 2)
+    world = World(is_insert_late=lambda: True)
+    put_usage(world, 0, 19)
+    member = world.member()
+    world.store.faults.append(StoreFault.AWAY)
+    while member.sink._next is None:
+        world.steps(member, 1, each_ms=20)
+    assert world.stored_offsets() == [], "one waits for the store, and one for that"
+    member.consumer.drop()
+    while member.sink._next is not None:
+        world.steps(member, 1, each_ms=0)
+    world.steps(member)
+    assert world.stored_offsets() == list(range(20)), "it is the same member's again, and read again"
 
 
 def test_poison_goes_to_dead_letters_before_the_cut_and_does_not_hold_up_its_neighbours() -> None:
@@ -486,3 +547,23 @@ def test_a_first_answer_is_in_the_tables_within_a_second_and_a_crowd_waits_for_e
     world.steps(member, 60, each_ms=100)
     assert world.stored_offsets() == list(range(600))
     assert len(cuts) < 100, "of about two hundred, had each waited for half a second alone"
+
+
+def test_full_batches_of_a_backlog_make_the_rest_of_it_wait_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No wait would have made them larger."""
+    world = World(batch_rows=4, batch_wait_ms=5_000)
+    insert = world.store.insert
+
+    def slow(batch: Batch, *, again: bool) -> None:
+        world.clock.now_ms += 500
+        insert(batch, again=again)
+
+    monkeypatch.setattr(world.store, "insert", slow)
+    put_usage(world, 0, 40)
+    member = world.member()
+    while len(world.stored_offsets()) < 40:
+        world.steps(member, 1, each_ms=0)
+    left_at_ms = world.clock.now_ms
+    while len(world.stored_offsets()) < 41:
+        world.steps(member, 1, each_ms=50)
+    assert world.clock.now_ms - left_at_ms <= WAIT_MS + 500 + 100

@@ -2,11 +2,14 @@
 
 from collections import Counter
 from collections.abc import Callable
+from random import Random
+from unittest.mock import patch
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from billing_jobs import sink
 from billing_jobs.sink import GROUP
 from streams.log.memory import Crashed, Fault, FaultKind
 from streams.log.port import TopicPartition
@@ -18,9 +21,17 @@ from tests.unit.billing_jobs.stores import StoreFault
 class AnyFaults(RuleBasedStateMachine):
     """Two members over one log; the oracle is the list of what was appended, and shares no code with the sink."""
 
-    @initialize(batch_rows=st.integers(1, 6), may_rewind=st.booleans())
-    def start(self, batch_rows: int, may_rewind: bool) -> None:
-        self.world = World(batch_rows)
+    @initialize(
+        batch_rows=st.integers(1, 6),
+        may_rewind=st.booleans(),
+        at_once=st.sampled_from([1, 3, 2_000]),
+        late=st.randoms(),
+    )
+    def start(self, batch_rows: int, may_rewind: bool, at_once: int, late: Random) -> None:
+        """Few records `at_once`: then more are read while a batch is inserted."""
+        self.poll_records = patch.multiple(sink, MAX_POLL_RECORDS=at_once, BACKLOG_BATCHES=1)
+        self.poll_records.start()
+        self.world = World(batch_rows, is_insert_late=lambda: late.random() < 0.5)
         self.may_rewind = may_rewind  # Raw tables stay free of duplicates only where nobody rewinds.
         self.appended: list[tuple[int, int, str]] = []  # partition, offset, usage id
         self.poisoned: set[tuple[int, int]] = set()
@@ -131,6 +142,7 @@ class AnyFaults(RuleBasedStateMachine):
         """Once faults end, everything is stored, and every poisoned record is a dead letter."""
         if not hasattr(self, "world"):
             return
+        self.poll_records.stop()
         self.world.store.faults.clear()
         self.world.log.script.clear()
         for member in self.members.values():

@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from billing_jobs.__main__ import load_prices
 from billing_jobs.gpu_costs import GpuPrice
 from billing_jobs.price_changes import PriceRefused, check_recorded
 from billing_jobs.price_desk import PriceDesk, PricesApplied
-from billing_jobs.price_topic import LostPrices, PriceTeller
+from billing_jobs.price_topic import LostPrices, PriceSource, PriceTeller
 from billing_jobs.pricing import PRICES_SETTLE_MS, PriceRow
 from billing_jobs.store import ClickHouseStore, Database
 from streams.clocks import now_ms
@@ -58,7 +57,8 @@ def test_what_the_tables_recorded_too_late_is_void_for_every_reader(database: Da
         with pytest.raises(PriceRefused, match=r"is void.* came to the tables -?\d+ ms before it begins"):
             PriceDesk(store, lambda: now_ms() - began_ago_ms, teller.tell, nothing_lost).apply(dearer(None))
         for each in (store, other):
-            assert load_prices(each, LostPrices(lambda: log.consumer(None, "lost"), "prices"), teller) == [OLD]
+            lost = LostPrices(lambda: log.consumer(None, "lost"), "prices")
+            assert PriceSource(each, lost, teller).load() == [OLD]
             assert [row.gpu_hour_pico for row in each.gpu_prices()] == [1]
         with database.connection().client() as client:
             assert client.query("SELECT count() FROM prices").first_row == (1,), "so views find none either"

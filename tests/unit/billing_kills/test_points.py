@@ -21,13 +21,13 @@ def did(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     done: list[str] = []
 
     def noting(name: str) -> object:
-        return lambda *arguments: done.append(name if name != "_insert" else arguments[1].table)
+        return lambda *arguments: done.append(name if name != "insert_rows" else arguments[1].table)
 
     def die() -> None:
         raise Died
 
     for place, name in (
-        (KafkaConsumer, "commit"), (store.ClickHouseStore, "_open_hours"), (store, "_insert"),
+        (KafkaConsumer, "commit"), (store.ClickHouseStore, "_open_hours"), (store, "insert_rows"),
         (InvoiceTables, "count"), (InvoiceTables, "add"), (InvoiceTables, "decide"), (InvoiceTables, "record"),
     ):  # fmt: skip
         monkeypatch.setattr(place, name, noting(name))
@@ -40,7 +40,7 @@ def work() -> None:
     KafkaConsumer.commit(None, {})  # type: ignore[arg-type]
     store.ClickHouseStore._open_hours(None, None, ())  # type: ignore[arg-type]
     for table in ("usage_events", "compute_records", "delivered_counts", "worker_presence", "billing_batches"):
-        store._insert(None, SimpleNamespace(table=table), {})  # type: ignore[arg-type]
+        vars(store)["insert_rows"](None, SimpleNamespace(table=table), {})
     for name in ("count", "add", "decide", "record"):
         getattr(InvoiceTables, name)()
 
