@@ -21,7 +21,8 @@ from deploy.tenants_file import (
     revoke_key,
     write_tenants,
 )
-from streams.directory import Budget, KeyScope, Limits, Role, SafetyPolicy, ScopedLimits, Tenant
+from streams.directory import Budget, KeyScope, Limits, Role, ScopedLimits, Tenant
+from streams.safety_policy import SafetyPolicy
 from streams.signing import sign_job, verify_job
 from streams.toml_directory import TomlTenantDirectory, read_tenants
 
