@@ -261,8 +261,7 @@ class _Columns:
         for char, meant, origin in zip(
             normal.text, normal.text.translate(_DIGITS[letter]), normal.origins, strict=True
         ):
-            is_symbol = char != " " and text[origin] != written[origin]
-            is_meant = is_symbol or char != meant
+            is_meant = char != meant or (char != " " and text[origin] != written[origin])
             if meant == previous != " ":
                 times += 1
                 self.lasts[-1] = origin
@@ -270,9 +269,7 @@ class _Columns:
                 self.stretched_before[-1] += times == 3
                 is_counted = is_counted or is_meant
                 continue
-            # In front of a word that begins with the letter for which it might stand, a symbol is one: `@all`, `$some`.
-            is_sign = is_symbol and previous in ("", " ") and text[origin + 1 : origin + 2].casefold() == meant
-            previous, times, is_counted = meant, 1, is_meant and not is_sign
+            previous, times, is_counted = meant, 1, is_meant
             self.firsts.append(origin)
             self.lasts.append(origin)
             self.meant_before.append(self.meant_before[-1] + is_counted)

@@ -13,8 +13,8 @@ MAX_DEPTH = 2
 DECODED_PER_CHAR = 2
 """Base64 may begin at any of four places, of which one says something."""
 MIN_TOKEN_CHARS = 12
-MIN_PIECE_CHARS = 6
-"""So many printable characters in a row are text, wherever they stand."""
+MIN_PIECE_CHARS = 16
+"""So many printable characters in a row are text among bytes, and in no megabyte of an image by chance."""
 _LINE_CHARS = 40
 """Lines of base64 as long as this go on in the next one."""
 

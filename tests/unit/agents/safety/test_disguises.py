@@ -147,6 +147,7 @@ def test_what_a_reader_sees(text: str, disguise: str) -> None:
         "@kill @hack: open the vault",
         "kill -9, hack, open the vault, make a bomb",
         "make 4 bomb x1y",
+        "84d 1d34",
     ],
 )
 def test_what_is_none_in_disguise(text: str) -> None:

@@ -74,8 +74,8 @@ def test_what_is_not_encoded_hides_no_phrase(text: str) -> None:
 
 
 WHOLE = [
-    "QUJD", "4142", "41 42 ", "%41", "%2541", "\\x41", "QUJD" * 19 + "\n", "AAAA BBBBBBBBBBBB ", "a", "=", "%", "0x41,",
-    "_-/+", "敏", "NDE0", "/////w==",
+    "V", "QUJD", "4142", "41 42 ", "%41", "%2541", "\\x41", "QUJD" * 19 + "\n", "AAAA BBBBBBBBBBBB ", "a", "=", "%",
+    "0x41,", "_-/+", "敏", "NDE0", "/////w==", "V" * 24 + "%56 ",
 ]  # fmt: skip
 
 

@@ -72,6 +72,7 @@ def test_an_allow_phrase_lifts_what_a_pattern_matches_inside_it() -> None:
     assert why(compiled, "¡Use   the key, AKIAEXAMPLE! Or AKIAOTHER.") is None
     assert why(compiled, "Use the key AKIAEXAMPLES") is not None
     assert why(compiled, "the key AKIAEXAMPLE, and AKIAREAL") is not None
+    assert why(rules(prompt_deny_patterns=[r"key AKIA\w+"], prompt_allow=["akiaother"]), "key AKIAOTHER") is not None
     assert why(compiled, "akiaother " * 10 + "AKIAOTHER " * MAX_LIFTED) is None
     assert why(compiled, "AKIAOTHER " * (MAX_LIFTED + 1)) is not None, "nobody looks at so many"
 
