@@ -30,6 +30,10 @@ MIN_LETTERS = 4
 MIN_LETTERS_AMONG_LETTERS = 8
 MIN_LETTERS_ROT13 = 8
 MIN_LETTERS_REVERSED = 9
+MAX_SPACED_CHARS = 50_000
+"""Of more phrases than have so many characters together none is sought spaced apart: a phrase has a pattern for each of
+its words then, and what compiles them holds up everybody for as long as that takes.
+"""
 MAX_WORDS_SPACED_APART = 8
 """Of phrases with more words the whole phrase alone is sought spaced apart, not one word of it."""
 
@@ -66,12 +70,13 @@ class Disguises:
     def __init__(self, plain: PhraseSet, deny: Collection[str], allow: Collection[str]) -> None:
         self._plain = plain
         self._longest = max(map(letters_in, deny), default=0)
+        spaced = sum(map(len, deny)) + sum(map(len, allow)) <= MAX_SPACED_CHARS
         self._forms: dict[str, _Form] = {}
         for phrase in sorted(deny):
             if letters_in(phrase) >= MIN_LETTERS:
-                for form in _forms_of(phrase):
+                for form in _forms_of(phrase, spaced=spaced):
                     self._forms.setdefault(form.words, form)
-        lifted = {form.words for phrase in allow for form in _forms_of(phrase)}
+        lifted = {form.words for phrase in allow for form in _forms_of(phrase, spaced=spaced)}
         self._written_alike = PhraseSet(self._forms, lifted)
 
     def first(self, text: str, words: str) -> Disguised | None:
@@ -120,10 +125,12 @@ class _Form:
     """`all` its letters, or those of one `word`."""
 
 
-def _forms_of(phrase: str) -> Iterator[_Form]:
+def _forms_of(phrase: str, *, spaced: bool) -> Iterator[_Form]:
     letters, digits = letters_in(phrase), sum(char in "0123456789" for char in phrase)
     meant = phrase.translate(_DIGITS["i"])
     yield _Form(words_of(_once(meant)), phrase, letters, digits)
+    if not spaced:
+        return
     yield _Form(words_of(" ".join(meant.replace(" ", ""))), phrase, letters, digits, "all")
     words = meant.split(" ")
     if len(words) <= MAX_WORDS_SPACED_APART:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from agents.safety import scan
 from agents.safety.disguises import (
+    MAX_SPACED_CHARS,
     MIN_LETTERS,
     MIN_LETTERS_REVERSED,
     MIN_LETTERS_ROT13,
@@ -159,6 +160,14 @@ def test_phrases_of_too_few_letters_are_sought_in_no_disguise(text: str) -> None
     short = ["bad", "oba", "a b o"]
     assert max(map(letters_in, short)) < MIN_LETTERS
     assert seen(text, short) is None
+
+
+def test_of_very_many_phrases_none_is_sought_spaced_apart() -> None:
+    many = [f"{'x' * 90}{number:010}" for number in range(MAX_SPACED_CHARS // 100)]
+    assert seen("m a k e a b o m b", [*many[:-1], "make a bomb"]) is not None
+    for text, disguise in (("m4ke a b0mb", "leet"), ("m a k e a b o m b", None)):
+        found = seen(text, [*many, "make a bomb"])
+        assert (found and found.disguise) == disguise
 
 
 @given(st.text(), st.lists(st.sampled_from(PHRASES), min_size=1))
