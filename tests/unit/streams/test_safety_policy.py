@@ -1,9 +1,11 @@
 """What a tenants file may say of prompts, and what is said where it says something else."""
 
+import re
 from pathlib import Path
 
 import pytest
 
+from agents.safety.prompt_policies import PromptRules
 from deploy.tenants_file import render
 from schemas.hazards import Hazard
 from streams.deny_patterns import MAX_PATTERN_CHARS, MAX_STEPS, DenyPatterns
@@ -11,6 +13,7 @@ from streams.safety_policy import MAX_PATTERNS
 from streams.settings import SettingsError
 from streams.toml_directory import read_tenants
 
+ROOT = Path(__file__).parents[3]
 TENANT = '[[tenants]]\ntenant_id = "acme"\n[tenants.policy]\n'
 
 
@@ -37,6 +40,24 @@ see_through = false
     again.write_text(render([tenant]))
     assert read_tenants(again) == [tenant]
     assert '"open the vault",' in again.read_text(), "what has no category is written as any release reads it"
+
+
+PARTS = {"b.o.m.b", "m%61ke"}
+"""Examples of one word of the phrase."""
+
+
+def test_what_operators_are_shown_can_be_read_and_does_what_is_said(tmp_path: Path) -> None:
+    section = (ROOT / "docs" / "operators.md").read_text().split("## What prompts may not say")[1]
+    path = written(tmp_path, section.split("```toml\n[tenants.policy]\n")[1].split("```")[0])
+    [tenant] = read_tenants(path)
+    rules = PromptRules(tenant.policy)
+    rows = section.split("| disguise |")[1].split("\n\n")[0].splitlines()[2:]
+    examples = {each for row in rows for each in re.findall(r"`([^`]+)`", row.split(" | ")[1])}
+    assert len(examples) > len(rows) + len(PARTS)
+    for example in examples - PARTS:
+        assert rules.first_denial([("messages", [example])]) is not None, example
+    lifted = "Is AKIAIOSFODNN7EXAMPLE in it? Make a bomb disposal plan."
+    assert rules.first_denial([("messages", [lifted])]) is None
 
 
 NO_PATTERN = "prompt_deny_patterns.0.pattern: Value error, no pattern of RE2: "
