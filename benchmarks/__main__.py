@@ -23,9 +23,9 @@ from deploy.paths import ROOT
 
 BENCHMARKS = (
     "first_token", "bursts", "engine_throughput", "fan_out", "gateway_alone", "worker_alone", "admission", "recovery",
-    "lost_workers", "resume", "post_safety", "dialects", "fairness", "pool_fairness", "memory", "prefix_routing",
-    "spilling", "cancellation", "three_brokers", "after_an_outage", "backlog", "herd", "speculation", "one_vllm",
-    "billing",
+    "lost_workers", "resume", "pre_safety", "post_safety", "dialects", "fairness", "pool_fairness", "memory",
+    "prefix_routing", "spilling", "cancellation", "three_brokers", "after_an_outage", "backlog", "herd", "speculation",
+    "one_vllm", "billing",
 )  # fmt: skip
 PEERS = ("beside_litellm", "beside_centrifugo")
 CHECKED = (

@@ -15,9 +15,10 @@ from benchmarks.figures import Report, percentile
 from schemas.base import Scope
 from schemas.generated import Fence, Frame, Opened
 from schemas.request import Lane, ReplyTo
-from streams.directory import ApiKey, ProducerKey, SafetyPolicy, Tenant
+from streams.directory import ApiKey, ProducerKey, Tenant
 from streams.garbage import collect_seldom
 from streams.log.memory import MemoryLog
+from streams.safety_policy import SafetyPolicy
 from streams.settings import PostSafetySettings
 from streams.topics import Partitions, Topics
 

@@ -4,20 +4,11 @@ from decimal import Decimal
 from enum import StrEnum
 from typing import Annotated, Literal, Protocol, Self, get_args
 
-from pydantic import (
-    AfterValidator,
-    AwareDatetime,
-    BaseModel,
-    ConfigDict,
-    Field,
-    StringConstraints,
-    field_validator,
-    model_validator,
-)
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-from schemas.policy import DEFAULT_MODE, OutputMode
 from schemas.request import MAX_WEIGHT, Dimensions, Lane
 from streams.engine_args import vllm_arguments
+from streams.safety_policy import SafetyPolicy
 
 ParserName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9_.-]{0,64}$")]
 PoolName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,47}$")]
@@ -27,8 +18,6 @@ TIERS: tuple[Tier, ...] = get_args(Tier)
 LOWEST_TIER = TIERS[0]
 FALLS_BACK: dict[Tier, bool] = {"free": True, "paid": False, "premium": False}
 """Whether a smaller model may answer in the place of the one that was asked for, unless a tenant says otherwise."""
-MAX_OUTPUT_DENY_CHARS = 500_000
-"""They travel in one record: at six bytes a character still below a topic's largest."""
 
 
 def _can_be_told(url: str) -> str:
@@ -91,29 +80,6 @@ class Budget(BaseModel):
         max_length=16,
         description="In percent of it: an alert is written when so much is spent.",
     )
-
-
-class SafetyPolicy(BaseModel):
-    """Deny phrases match normalised text (`agents.safety.phrases`); an allow phrase lifts denials inside it."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    version: int = Field(default=1, ge=1)
-    prompt_deny: list[str] = Field(default_factory=list, max_length=10_000)
-    prompt_allow: list[str] = Field(default_factory=list, max_length=10_000)
-    output_deny: list[str] = Field(default_factory=list, max_length=10_000)
-    output_mode: OutputMode = Field(
-        default=DEFAULT_MODE,
-        description="What is seen of an answer before it was looked at: `hold_back`, nothing of a denied phrase;"
-        " `parallel`, all but what completes one, without any wait; `full_review`, nothing before all of it was.",
-    )
-
-    @field_validator("output_deny")
-    @classmethod
-    def _fits_a_record(cls, phrases: list[str]) -> list[str]:
-        if sum(map(len, phrases)) > MAX_OUTPUT_DENY_CHARS:
-            raise ValueError(f"more than {MAX_OUTPUT_DENY_CHARS} characters together")
-        return phrases
 
 
 class KeyScope(StrEnum):

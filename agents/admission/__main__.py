@@ -203,7 +203,7 @@ def _services(
             settings.lanes,
             settings.admission.lowered_from,
         ),
-        phrases=PromptPolicies(),
+        prompt_policies=PromptPolicies(),
         prices=prices,
         brownout=levels,
         billing=billing,

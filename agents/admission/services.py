@@ -57,7 +57,7 @@ class Services:
     quota: QuotaStore
     workers: WorkersView
     queue_bound: QueueBound
-    phrases: PromptPolicies
+    prompt_policies: PromptPolicies
     trust_window_ms: int
     clock_ms: Callable[[], int]
     prefix_load_excess: float

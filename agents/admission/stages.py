@@ -6,7 +6,7 @@
 |            |             |                                    | usage that the log may lose before it is billed    |
 | brownout   | `Admission` | … with a lower bound of its output | nothing                                            |
 | quota      | `Admission` | … with reserved tokens             | requests, tokens, concurrency, budgets             |
-| pre-safety | `Admission` | … with a verdict                   | the tenant's deny phrases                          |
+| pre-safety | `Admission` | … with a verdict                   | the tenant's deny phrases and patterns             |
 | routing    | `Admission` | … with a decision: where it goes   | a full queue, engines that fail                    |
 
 Brownout goes with quota, which reserves what is left: it waits for nothing, and has no topic of its own. Where all are
@@ -38,7 +38,7 @@ from agents.admission.validation import may_wait, size_of, validation, work_char
 from agents.quota.beside import NOTHING, Beside, further_limits
 from agents.quota.limits import limits_of
 from agents.quota.port import Decided, Finished, NotYet, Outcome, Refunded, Refusal, Reserved
-from agents.safety.phrases import Match, PhraseSet
+from agents.safety.prompt_policies import Denial, PromptRules
 from schemas.admission import Admission, Decision
 from schemas.brownout import Brownout
 from schemas.endings import EndingCode
@@ -51,9 +51,6 @@ from streams.brownout import Degraded
 from streams.directory import Limits, pools_for
 from streams.prompt_texts import texts_of_messages, texts_of_tools
 from streams.topics import Topics
-
-THREADED_CHARS = 20_000
-"""From here on looking for phrases takes milliseconds and leaves the event loop."""
 
 StageResult = Request | Admission | Refused | Finished
 """What becomes of an event."""
@@ -136,13 +133,13 @@ async def quota_and_route(admission: Admission, services: Services) -> StageResu
     tenant = services.directory.tenant(admission.scope.tenant_id)
     if tenant is None:
         return await _quota(admission, services)
-    phrases = services.phrases.of(tenant)
-    if _takes_long_to_look_at(admission.request, phrases):
+    rules = services.prompt_policies.of(tenant)
+    if _takes_long_to_look_at(admission.request, rules):
         return await _quota(admission, services)
     may_be_smaller = at.standing == "no_worker" or _degraded(admission, at.pool, services).prefers_smaller_model
     if at.is_refused or (may_be_smaller and smaller_of(admission, services) is not None):
         return await _quota(admission, services)
-    if _first_denial(phrases, admission, services) is not None:
+    if _first_denial(rules, admission, services) is not None:
         return await _quota(admission, services)
     wanted = _route(admission, at, services)
     queued = services.workers.queued(wanted.worker_id, wanted.lane)
@@ -152,7 +149,7 @@ async def quota_and_route(admission: Admission, services: Services) -> StageResu
         _count(admission, wanted, services)
     result = await _of_outcome(admission, outcome, services, queued)
     if isinstance(result, Admission):
-        result.verdict = _allowed(admission)
+        result.verdict = _allowed(admission, rules)
     return result
 
 
@@ -266,29 +263,28 @@ def _with_reason(refusal: Refusal, admission: Admission, services: Services) -> 
     )
 
 
-def _takes_long_to_look_at(request: Request, phrases: PhraseSet) -> bool:
-    """Of what text token ids are nobody knows the length before they are decoded."""
-    return bool(phrases) and (
+def _takes_long_to_look_at(request: Request, rules: PromptRules) -> bool:
+    """Milliseconds, so it leaves the event loop. Of what text token ids are nobody knows the length before they are
+    decoded.
+    """
+    return bool(rules) and (
         any(isinstance(given, list) for given in (request.prompt, *request.inputs))
-        or work_chars(size_of(request)) >= THREADED_CHARS
+        or work_chars(size_of(request)) >= rules.threaded_chars
     )
 
 
-def _first_denial(phrases: PhraseSet, admission: Admission, services: Services) -> tuple[str, Match] | None:
+def _first_denial(rules: PromptRules, admission: Admission, services: Services) -> tuple[str, Denial] | None:
     """With the field that it stands in."""
-    if not phrases:
+    if not rules:
         return None
     request = admission.request
-    fields = (
-        ("messages", texts_of_messages(request.messages)),
-        ("tools", texts_of_tools(request.tools)),
-        (request.prompt_field, _texts_of_prompts(admission, services)),
+    return rules.first_denial(
+        (
+            ("messages", texts_of_messages(request.messages)),
+            ("tools", texts_of_tools(request.tools)),
+            (request.prompt_field, _texts_of_prompts(admission, services)),
+        )
     )
-    for field, texts in fields:
-        for text in texts:
-            if match := phrases.first_match(text):
-                return field, match
-    return None
 
 
 def _texts_of_prompts(admission: Admission, services: Services) -> Iterator[str]:
@@ -300,33 +296,40 @@ def _texts_of_prompts(admission: Admission, services: Services) -> Iterator[str]
 
 
 async def pre_safety(admission: Admission, services: Services) -> StageResult:
-    """The tenant's deny phrases over each text of the prompt."""
+    """The tenant's deny phrases and patterns over each text of the prompt."""
     if admission.decision is not None:
         return admission
     tenant = services.directory.tenant(admission.scope.tenant_id)
     if tenant is None:
         return Refused(Origin.of(admission), TENANT_GONE)
-    phrases = services.phrases.of(tenant)
-    if _takes_long_to_look_at(admission.request, phrases):
-        denial = await asyncio.to_thread(_first_denial, phrases, admission, services)
+    rules = services.prompt_policies.of(tenant)
+    if _takes_long_to_look_at(admission.request, rules):
+        found = await asyncio.to_thread(_first_denial, rules, admission, services)
     else:
-        denial = _first_denial(phrases, admission, services)
-    if denial is not None:
-        field, match = denial
+        found = _first_denial(rules, admission, services)
+    if found is not None:
+        field, denial = found
         verdict = Verdict(
             response_id=admission.response_id,
             scope=admission.scope,
             stage="pre-safety",
             decision="refuse",
-            rule="prompt_deny",
-            span_sha256=hashlib.sha256(match.phrase.encode()).hexdigest(),
+            rule=denial.rule,
+            kind=denial.kind,
+            disguise=denial.disguise,
+            category=denial.category,
+            policy_digest=rules.digest,
+            span_sha256=hashlib.sha256(denial.words.encode()).hexdigest(),
         )
         return Refused(Origin.of(admission), Refusal(code=EndingCode.PROMPT_REFUSED, param=field), verdict=verdict)
-    return admission.model_copy(update={"verdict": _allowed(admission)})
+    return admission.model_copy(update={"verdict": _allowed(admission, rules)})
 
 
-def _allowed(admission: Admission) -> Verdict:
-    return Verdict(response_id=admission.response_id, scope=admission.scope, stage="pre-safety", decision="allow")
+def _allowed(admission: Admission, rules: PromptRules) -> Verdict:
+    return Verdict(
+        response_id=admission.response_id, scope=admission.scope, stage="pre-safety", decision="allow",
+        policy_digest=rules.digest,
+    )  # fmt: skip
 
 
 async def routing(admission: Admission, services: Services) -> StageResult | NotYet:

@@ -11,9 +11,10 @@ import structlog
 
 from schemas.codec import Undecodable, decode
 from schemas.policy import NOTHING_DENIED, OutputPolicy
-from streams.directory import SafetyPolicy, Tenant
+from streams.directory import Tenant
 from streams.log.port import LogConsumer, TopicPartition
 from streams.log.reading import read_offsets
+from streams.safety_policy import SafetyPolicy
 from streams.topics import HOUR_MS
 
 KEEP_AGAIN_MS = HOUR_MS

@@ -10,10 +10,9 @@ without spaces is a word by itself.
 **A phrase matches** where its words stand in a row: `bad` matches `Bád!` and `BA<soft hyphen>D`, but not `badge`;
 `do it` matches `do,  it`. An **allow phrase** lifts every denial that lies inside one of its own matches.
 
-Digits for letters (`b4d`) and letters spaced apart (`b a d`) are other words here; they are a classifier's work.
+Digits for letters (`b4d`) and letters spaced apart (`b a d`) are other words here: `agents.safety.disguises`.
 
-The automaton is Aho and Corasick's (CACM 18(6), 1975) over characters; a phrase's pattern
-includes the spaces around it.
+The automaton is Aho and Corasick's (CACM 18(6), 1975) over characters; a pattern includes the spaces around its phrase.
 """
 
 import re
@@ -78,12 +77,13 @@ def _fold_part(char: str) -> str:
         return char  # `_mark_after` decides
     if category[0] not in "LN":
         return _SPACE
-    if _is_unspaced(char):
+    if is_unspaced(char):
         return f" {char} "
     return _LOOK_ALIKE.get(char, char)
 
 
-def _is_unspaced(char: str) -> bool:
+def is_unspaced(char: str) -> bool:
+    """Of a script in which it is a word by itself."""
     return any(first <= ord(char) <= last for first, last in _UNSPACED)
 
 
@@ -92,7 +92,7 @@ def _mark_after(before: str, mark: str) -> str:
 
     Scripts whose words have marks stand in blocks of 128 code points; one in a block beside its letter's is dropped.
     """
-    if _is_unspaced(mark):
+    if is_unspaced(mark):
         return f" {mark} " if before == _SPACE else ""
     return mark if ord(before) >> 7 == ord(mark) >> 7 else ""
 
@@ -112,7 +112,6 @@ _MARKS = frozenset(
     for char in map(chr, range(0x0300, 0x1F000))
     if unicodedata.category(char)[0] == "M" and _fold_code_point(char) == char
 )
-_ANY_MARK = re.compile(f"[{''.join(sorted(_MARKS))}]")
 _FIRST_INVISIBLE = "\u00ad"
 """No code point below it is a mark, or folds to nothing."""
 
@@ -120,7 +119,7 @@ _FIRST_INVISIBLE = "\u00ad"
 def _fold(text: str, before: str) -> str:
     """Folded text behind `before`, the last folded character, runs of spaces collapsed; may begin and end with one."""
     folded = text.translate(_FOLD)
-    if not text.isascii() and _ANY_MARK.search(folded):
+    if not (folded.isascii() or _MARKS.isdisjoint(folded)):
         chars = ""
         for char in folded:
             chars += _mark_after(chars[-1:] or before, char) if char in _MARKS else char
@@ -133,6 +132,11 @@ def context(before: str, text: str) -> str:
     if text[:1] < _FIRST_INVISIBLE or ((first := _FOLD[ord(text[0])]) and first[0] not in _MARKS):
         return _SPACE if before == _SPACE else "a"
     return before
+
+
+def fold(text: str) -> str:
+    """Of a whole text: normalised, but it may begin and end with a space."""
+    return _fold(text, _SPACE)
 
 
 _fold_piece = lru_cache(maxsize=65_536)(_fold)  # pieces are tokens of a vocabulary
@@ -153,7 +157,7 @@ def normalise(text: str) -> Normalised:
     origins: list[int] = []
     for index, char in enumerate(text):
         folded = _FOLD[ord(char)]
-        if not folded.isascii() and _ANY_MARK.search(folded):
+        if not (folded.isascii() or _MARKS.isdisjoint(folded)):
             folded = _fold(char, chars[-1] if chars else _SPACE)
         for part in folded:
             if part != _SPACE or (chars and chars[-1] != _SPACE):
@@ -204,6 +208,8 @@ class PhraseSet:
         self._fail = [0] * len(self._goto)
         self._link()
         self._start = self._goto[0].get(_SPACE, 0)
+        self.telling_words = frozenset(max(words.split(_SPACE), key=len) for words in set(denied.values()) - {""})
+        """No phrase is denied in a text that has none of them."""
         # The denied patterns from their ends on, sorted: those that end alike stand together.
         self._from_end = sorted(f" {words} "[::-1] for words in set(denied.values()) - {""})
 
@@ -260,8 +266,7 @@ class PhraseSet:
 
     def _is_an_end(self, folded: str) -> bool:
         """Of a denied pattern."""
-        from_end = folded[::-1]
-        at = bisect_left(self._from_end, from_end)
+        at = bisect_left(self._from_end, from_end := folded[::-1])
         return at < len(self._from_end) and self._from_end[at].startswith(from_end)
 
     def first_match(self, text: str) -> Match | None:
@@ -269,13 +274,10 @@ class PhraseSet:
 
         Exactly when there is one, a `StreamMatcher` fed with the same text, however cut, finds it too.
         """
-        if not self:
-            return None
         matcher = StreamMatcher(self)
         matcher.feed(text)
         matcher.finish()
-        match = matcher.match
-        if match is None:
+        if (match := matcher.match) is None:
             return None
         origins = normalise(text).origins
         return Match(match.phrase, origins[match.start], origins[match.end - 1] + 1)
@@ -306,6 +308,10 @@ class StreamMatcher:
         folded = _fold_piece(text, before) if len(text) <= MAX_CACHED_CHARS else _fold(text, before)
         if before == _SPACE and folded[:1] == _SPACE:
             folded = folded[1:]
+        self.feed_normalised(folded)
+
+    def feed_normalised(self, folded: str) -> None:
+        """As `feed`, of what is folded, and begins with no space behind another one."""
         if folded and self.match is None:
             self._before = folded[-1]
             self._advance(folded)
@@ -434,12 +440,15 @@ class StreamMatcher:
         """
         phrases, end = self._phrases, self.position - 1  # without the space behind the phrase
         if words := phrases._denied[node]:
-            self._undecided.append(Match(words, end - len(words), end))
+            self._found(Match(words, end - len(words), end))
         if words := phrases._allowed[node]:
             self._undecided = [match for match in self._undecided if match.start < end - len(words)]
         liftable_from = self.position - max(phrases._allow_alive[node] - 1, 0)
         if any(match.start < liftable_from for match in self._undecided):
             self._decide()
+
+    def _found(self, denial: Match) -> None:
+        self._undecided.append(denial)
 
     def _decide(self) -> None:
         """Fails closed: of the denials that wait, the one that begins first."""

@@ -14,7 +14,8 @@ from prometheus_client.samples import Sample
 
 from deploy.local.runner import Stack, simulated
 from deploy.tenants_file import create_api_key, create_tenant, write_tenants
-from streams.directory import Budget, Limits, SafetyPolicy, Tenant
+from streams.directory import Budget, Limits, Tenant
+from streams.safety_policy import SafetyPolicy
 from streams.toml_directory import read_tenants
 from tests.servers import until
 

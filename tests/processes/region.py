@@ -106,6 +106,7 @@ concurrent_responses = 100000
 [tenants.policy]
 version = 3
 prompt_deny = ["open the vault"]
+prompt_deny_patterns = [{{ pattern = 'vault [0-9]+', category = "privacy" }}]
 [[tenants.producer_keys]]
 key_id = "producer-1"
 public_key = "{base64.b64encode(public).decode()}"

@@ -24,11 +24,11 @@ def the_one(endings: list[tuple[int, Ending]]) -> Ending:
 def test_both_placements_admit_and_refuse_alike(region: Region, placement: str) -> None:
     region.beat()
     good, absent = region.request("Tell me something"), region.request(model="absent")
-    denied = region.request("Now open the vault!")
+    denied, matching = region.request("Now open the v4ult!"), region.request("Was it vault 101?")
     first, second = region.request(tenant="tiny"), region.request(tenant="tiny")
     body = {"model": "default", "messages": [{"role": "user", "content": "hello"}]}
     with region.admission(placement) as process:
-        for request in (good, absent, denied, first, second):
+        for request in (good, absent, denied, matching, first, second):
             region.send(request)
         region.send(region.request("from an outsider"), headers=())
         region.put(region.topics.requests.name, b"no json at all")
@@ -36,11 +36,14 @@ def test_both_placements_admit_and_refuse_alike(region: Region, placement: str) 
         region.job("line-2", body | {"prompt_logprobs": 5})
         region.flush()
         jobs = [job_id(region, "line-1"), job_id(region, "line-2")]
-        written = region.read_until([r.response_id for r in (good, absent, denied)] + jobs, dead_letters=2, at_least=7)
+        written = region.read_until(
+            [r.response_id for r in (good, absent, denied, matching)] + jobs, dead_letters=2, at_least=8
+        )
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=60) == 0, region.logs()
     # Written before the refusal was acknowledged, but to another topic than the one waited for above.
-    until(lambda: denied.response_id in region.read(0.05).verdicts, "the verdict of the refusal")
+    refused = {denied.response_id, matching.response_id}
+    until(lambda: refused <= region.read(0.05).verdicts.keys(), "the verdicts of the refusals")
 
     # A record is handled again where a process is taken for dead meanwhile: then all that is written of it is the same.
     [(topic, partition)] = {(topic, partition) for topic, partition, _ in written.admitted[good.response_id]}
@@ -53,9 +56,9 @@ def test_both_placements_admit_and_refuse_alike(region: Region, placement: str) 
 
     ending = the_one(written.endings[absent.response_id])
     assert (ending.code, ending.param) == (EndingCode.MODEL_NOT_FOUND, "model")
-    ending = the_one(written.endings[denied.response_id])
-    assert ending.code is EndingCode.PROMPT_REFUSED
-    assert {verdict.decision for verdict in written.verdicts[denied.response_id]} == {"refuse"}
+    assert {the_one(written.endings[each]).code for each in refused} == {EndingCode.PROMPT_REFUSED}
+    told = {(each.decision, each.kind, each.disguise, each.category) for id in refused for each in written.verdicts[id]}
+    assert told == {("refuse", "disguise", "leet", ""), ("refuse", "pattern", "", "privacy")}
 
     # Which of two requests of a tenant comes first is not promised between partitions; that one of them is refused, is.
     [limited] = {first.response_id, second.response_id} & set(written.endings)

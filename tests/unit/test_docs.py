@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
+from agents.safety.disguises import MIN_LETTERS, MIN_LETTERS_REVERSED, MIN_LETTERS_ROT13
 from schemas.billing_rules import BILLING_RULE_VERSION, BILLING_RULES, BillingRule
 from schemas.endings import ENDINGS, EndingCode
+from schemas.hazards import Hazard
 from streams.dialects.openai_parameters import HINTS
 from streams.gateway.closing import CLOSINGS
 from streams.settings import Settings
@@ -65,6 +67,17 @@ def test_frontends_are_told_why_a_socket_closes_and_why_a_response_is_given_up()
     of_a_response = set(re.findall(r"`(\w+)`", FRONTENDS.split("cannot be followed on:")[1].split(";")[0]))
     assert told == {reason: rule.websocket_code for reason, rule in CLOSINGS.items() if rule.websocket_code is not None}
     assert of_a_response == {reason for reason, rule in CLOSINGS.items() if rule.websocket_code is None}
+
+
+def test_operators_are_told_the_categories_and_how_short_a_disguised_phrase_may_be() -> None:
+    section = (ROOT / "docs" / "operators.md").read_text().split("## What prompts may not say")[1].split("\n## ")[0]
+    named = section.split("version 1.0:")[1].split("\n\n")[0]
+    assert re.findall(r"`(\w+)`", named) == [each.value for each in Hazard]
+    told = re.findall(r"^\| `(\w+)` \| .* \| (\d+) letters", section, re.MULTILINE)
+    assert {name: int(letters) for name, letters in told} == {
+        "leet": MIN_LETTERS, "stretched": MIN_LETTERS, "spaced": MIN_LETTERS, "rot13": MIN_LETTERS_ROT13,
+        "reversed": MIN_LETTERS_REVERSED,
+    }  # fmt: skip
 
 
 def test_frontends_are_told_what_is_accepted_without_effect() -> None:

@@ -23,7 +23,9 @@ from deploy.tenants_file import (
     revoke_key,
     write_tenants,
 )
-from streams.directory import Budget, KeyScope, Limits, Role, SafetyPolicy, ScopedLimits, Tenant
+from schemas.hazards import Hazard
+from streams.directory import Budget, KeyScope, Limits, Role, ScopedLimits, Tenant
+from streams.safety_policy import DenyPattern, DenyPhrase, SafetyPolicy
 from streams.signing import sign_job, verify_job
 from streams.toml_directory import TomlTenantDirectory, read_tenants
 
@@ -33,13 +35,21 @@ budgets = st.builds(
     Budget, amount=st.decimals(0, 4_000_000, places=9, allow_nan=False), hard=st.booleans(),
     thresholds=st.lists(st.integers(1, 100), max_size=3),
 )  # fmt: skip
+hazards = st.none() | st.sampled_from(Hazard)
 tenants = st.builds(
     Tenant,
     tenant_id=st.from_regex(r"[a-z0-9][a-z0-9-]{0,10}", fullmatch=True),
     tier=st.sampled_from(["free", "paid", "premium"]),
     limits=st.builds(Limits, requests_per_minute=st.integers(1, 10**9)),
     policy=st.builds(
-        SafetyPolicy, prompt_deny=st.lists(any_text, max_size=4), output_deny=st.lists(any_text, max_size=4)
+        SafetyPolicy,
+        prompt_deny=st.lists(any_text | st.builds(DenyPhrase, phrase=any_text, category=hazards), max_size=4),
+        prompt_deny_patterns=st.lists(
+            st.builds(DenyPattern, pattern=st.sampled_from([r"\d{4}", "a'\"\\\\b", "(?i)ü+"]), category=hazards),
+            max_size=3,
+        ),
+        see_through=st.booleans(),
+        output_deny=st.lists(any_text, max_size=4),
     ),
     models=st.lists(any_text, max_size=3),
     budget=st.none() | budgets,

@@ -136,7 +136,10 @@ EXAMPLES: list[Record] = [
     ),
     Billed(through_ms=NOW - 5_000, lost_records=3, told_at_ms=NOW),
     PoolLevel(pool="default", level=2, since_ms=NOW, why="standard: a wait of 61000 ms, target 60000"),
-    Verdict(response_id=RESPONSE, scope=SCOPE, stage="pre-safety", decision="refuse", rule="deny:1", span_sha256="ab"),
+    Verdict(
+        response_id=RESPONSE, scope=SCOPE, stage="pre-safety", decision="refuse", rule="prompt_deny", kind="disguise",
+        disguise="leet", category="privacy", policy_digest="ab" * 32, span_sha256="ab",
+    ),
     DeadLetter(
         topic="local.requests", partition=0, offset=7, stage="validation", reason="unknown_version",
         detail="schema_version 9 is not 1", value_base64="e30=", dead_at_ms=NOW,

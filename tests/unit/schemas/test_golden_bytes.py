@@ -10,6 +10,7 @@ from schemas.codec import Undecodable, decode
 from schemas.export import RECORDS, json_schemas
 from schemas.generated import Fence
 from schemas.request import AdmittedRequest, Message, Request, TextPart, Tool, ToolCall, ToolChoice
+from schemas.verdict import Verdict
 from tests.unit.schemas.examples import EXAMPLES
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -38,6 +39,15 @@ def test_the_golden_bytes_are_read_back_as_the_record(example: Record) -> None:
 def test_a_field_from_the_future_is_ignored(example: Record) -> None:
     value = json.loads(example.encode()) | {"from_the_future": {"deep": [1]}}
     assert decode(type(example), json.dumps(value).encode()) == example
+
+
+def test_a_verdict_of_before_it_told_of_patterns_is_read_and_written_alike() -> None:
+    [told] = [example for example in EXAMPLES if isinstance(example, Verdict)]
+    before = json.loads(told.encode())
+    for added in ("kind", "disguise", "category", "policy_digest"):
+        del before[added]
+    written = json.dumps(before, separators=(",", ":")).encode()
+    assert decode(Verdict, written).encode() == written
 
 
 @pytest.mark.parametrize(

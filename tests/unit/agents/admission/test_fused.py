@@ -16,8 +16,9 @@ from agents.admission.stages import FUSED, STAGES, Stage
 from schemas.endings import EndingCode
 from schemas.generated import Opened, QueueAhead
 from schemas.request import LANES, Sampling
-from streams.directory import Limits, SafetyPolicy
+from streams.directory import Limits
 from streams.log.port import LogRecord
+from streams.safety_policy import SafetyPolicy
 from tests.unit.agents.admission.world import IDS, World
 
 DENIED = "now open the vault quickly"

@@ -19,6 +19,7 @@ from schemas.generated import Opened
 from schemas.request import AdmittedRequest, Lane, Message, Sampling, TextPart, Tool
 from schemas.verdict import Verdict
 from streams.ids import stable_partition
+from streams.safety_policy import SafetyPolicy
 from tests.unit.agents.admission.world import NOW, RESPONSE, Words, World
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -207,14 +208,41 @@ async def test_a_refused_prompt_returns_its_tokens_and_leaves_a_verdict_without_
     assert world.quota.tenants["acme"].tokens == 500
 
 
+async def test_a_verdict_tells_kind_category_and_disguise_and_neither_prompt_nor_phrase(world: World) -> None:
+    world.change(
+        policy=SafetyPolicy.model_validate(
+            {
+                "prompt_deny": [{"phrase": "open the vault", "category": "non_violent_crimes"}],
+                "prompt_deny_patterns": [{"pattern": "vaults? [0-9]+", "category": "privacy"}],
+            }
+        )
+    )
+    told = {
+        "please 0p3n the vault": ("prompt_deny", "disguise", "leet", "non_violent_crimes"),
+        "please b3BlbiB0aGUgdmF1bHQ= now": ("prompt_deny", "disguise", "base64", "non_violent_crimes"),
+        "it was vault 101": ("prompt_deny_patterns", "pattern", "", "privacy"),
+        "open the VAULT": ("prompt_deny", "phrase", "", "non_violent_crimes"),
+    }
+    for number, text in enumerate([*told, "tell me more"]):
+        await world.pipeline.handle_request(world.record(world.request(text, response_id=f"{RESPONSE[:-1]}{number}")))
+    verdicts = [verdict for _, verdict in world.log.of(Verdict, "local.verdicts")]
+    assert [(each.rule, each.kind, each.disguise, each.category) for each in verdicts] == [*told.values(), ("",) * 4]
+    assert [each.decision for each in verdicts] == ["refuse"] * 4 + ["allow"]
+    assert {each.policy_digest for each in verdicts} == {
+        world.services.prompt_policies.of(world.directory.all["acme"]).digest
+    }
+    assert not any("vault" in each.encode().decode().lower() for each in verdicts)
+    assert [(each.code, each.param) for each in world.log.endings] == [(EndingCode.PROMPT_REFUSED, "messages")] * 4
+
+
 async def test_phrases_are_compiled_once_however_often_the_settings_are_read(world: World) -> None:
-    tenant, phrases = world.directory.all["acme"], world.services.phrases
-    compiled = phrases.of(tenant)
+    tenant, policies = world.directory.all["acme"], world.services.prompt_policies
+    compiled = policies.of(tenant)
     again = tenant.model_copy(deep=True)
     assert again.policy is not tenant.policy
-    assert phrases.of(again) is compiled
+    assert policies.of(again) is compiled
     policy = tenant.policy.model_copy(update={"prompt_allow": ["open the vault of heaven"]})
-    assert phrases.of(tenant.model_copy(update={"policy": policy})) is not compiled
+    assert policies.of(tenant.model_copy(update={"policy": policy})) is not compiled
 
 
 def test_retry_advice_is_jittered_and_repeatable() -> None:

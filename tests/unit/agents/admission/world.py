@@ -23,9 +23,10 @@ from schemas.generated import Ending, Opened, Source
 from schemas.request import LANES, AdmittedRequest, Message, ReplyTo, Request, Sampling, TextPart, Tool
 from schemas.verdict import Verdict
 from schemas.worker import WorkerState
-from streams.directory import ApiKey, Embedding, Limits, Model, Pool, ProducerKey, SafetyPolicy, Tenant
+from streams.directory import ApiKey, Embedding, Limits, Model, Pool, ProducerKey, Tenant
 from streams.ids import ResponseIds, parse_response_id
 from streams.log.port import Headers, LogRecord
+from streams.safety_policy import SafetyPolicy
 from streams.signing import sign_job, sign_request
 from streams.topics import Topics
 from tests.unit.agents.quota.quota_model import ModelQuota
@@ -207,7 +208,7 @@ class World:
             directory=self.directory, catalog=self.catalog,
             tokenizers={name: Words() for name in ("tiny", "big", "secret", "elsewhere", "embed", "fixed")},
             quota=self.quota, workers=self.workers,
-            queue_bound=queue_bound, phrases=PromptPolicies(), trust_window_ms=300_000,
+            queue_bound=queue_bound, prompt_policies=PromptPolicies(), trust_window_ms=300_000,
             clock_ms=lambda: self.now_ms - self.set_back_ms, prefix_load_excess=prefix_load_excess,
             max_moves=max_moves, read_source=self._read_source,
         )  # fmt: skip

@@ -22,9 +22,10 @@ from schemas.responses import RESPONSES, Release, Started, Terminal
 from schemas.usage import UsageEvent
 from schemas.verdict import Verdict
 from schemas.worker import WorkerState
-from streams.directory import ApiKey, ProducerKey, SafetyPolicy, Tenant
+from streams.directory import ApiKey, ProducerKey, Tenant
 from streams.log.memory import Crashed, Fault, MemoryConsumer, MemoryLog, MemoryProducer
 from streams.log.port import TopicPartition
+from streams.safety_policy import SafetyPolicy
 from streams.settings import PostSafetySettings
 from streams.topics import Partitions, Topics
 from streams.tracing.tracing import Tracing

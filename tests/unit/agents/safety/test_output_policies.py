@@ -9,9 +9,9 @@ from agents.safety.output_policies import KEEP_AGAIN_MS, MISS_REMEMBERED_S, Outp
 from schemas.codec import decode
 from schemas.generated import Opened
 from schemas.policy import NOTHING_DENIED, OutputPolicy
-from streams.directory import SafetyPolicy
 from streams.log.memory import MemoryConsumer, MemoryLog
 from streams.log.port import TopicPartition
+from streams.safety_policy import SafetyPolicy
 from streams.topics import WORK_RETENTION_MS
 from tests.unit.agents.admission.world import World
 
