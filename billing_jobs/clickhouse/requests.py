@@ -15,7 +15,7 @@ import lz4.frame
 
 from billing_jobs.clickhouse.access import SETTINGS
 from billing_jobs.clickhouse.asks import Ask
-from billing_jobs.clickhouse.blocks import out_of_blocks
+from billing_jobs.clickhouse.blocks import MAX_PIECES, out_of_blocks, zstd_decompressor
 from billing_jobs.clickhouse.errors import Refused
 from billing_jobs.clickhouse.gate import MAX_STATEMENT_BYTES
 from billing_jobs.embedded import EMBEDDED_DATABASE
@@ -26,8 +26,6 @@ _DATABASES = (EMBEDDED_DATABASE, "default")
 _WORD = re.compile(r"[A-Za-z0-9]{1,64}")
 DEFAULT_USER = "default"
 """Whom clients name who were told no user."""
-MAX_WINDOW_LOG = 23
-"""What a packed statement may make its reader hold: 8 MiB."""
 _ENCODINGS = ("zstd", "lz4", "gzip")
 """In the order in which they are preferred, where a client takes several."""
 _VERSION = re.compile(r"[0-9]{1,9}")
@@ -143,16 +141,20 @@ def _decompressed(body: bytes, encoding: str, most: int) -> bytes:
     """No more than `most`, whatever it would become. Raises Refused: also where its end is missing, because the first
     half of a statement may be another one.
     """
-    if encoding in ("", "identity"):
+    if not body or encoding in ("", "identity"):
         return body
     plain = bytearray()
-    while body and len(plain) < most:  # each piece of an insert may be packed by itself
+    for _ in range(MAX_PIECES):  # each piece of an insert may be packed by itself
         reader = _reader(encoding)
         plain += reader.decompress(body, most - len(plain))
-        if len(plain) < most and not reader.eof:
+        if len(plain) >= most:
+            return bytes(plain)
+        if not reader.eof:
             raise Refused("CANNOT_DECOMPRESS", f"the end of the {encoding} body is missing")
-        body = reader.unused_data
-    return bytes(plain)
+        body = reader.unused_data  # a copy of what is left
+        if not body:
+            return bytes(plain)
+    raise Refused("CANNOT_DECOMPRESS", f"the {encoding} body has more than {MAX_PIECES} pieces")
 
 
 def _reader(encoding: str) -> Any:
@@ -163,7 +165,7 @@ def _reader(encoding: str) -> Any:
         case "lz4":
             return lz4.frame.LZ4FrameDecompressor()
         case "zstd":
-            return zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: MAX_WINDOW_LOG})
+            return zstd_decompressor()
     raise Refused("UNKNOWN_COMPRESSION_METHOD", f"Unknown compression method: {encoding[:32]}")
 
 

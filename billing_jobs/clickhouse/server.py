@@ -40,6 +40,8 @@ from streams.connections.open_connections import admit
 
 MAX_BODY_BYTES = 1_048_576
 """A statement as it travels, perhaps compressed."""
+SMALL_BODY_BYTES = 8_192
+"""What is larger is read in a thread: others are answered while it is unpacked."""
 BODY_S = 10.0
 WRITE_S = 120.0
 """For a statement to come, and an answer to be taken: 64 MiB at half a MiB a second."""
@@ -136,7 +138,8 @@ class _Statements:
             body = await _body(request)
         if not body and not request.query_params.get("query"):
             return Response("Ok.\n", media_type="text/html; charset=UTF-8")
-        asked, wish = read_ask(tenant, request.query_params.multi_items(), request.headers, body)
+        said = tenant, request.query_params.multi_items(), request.headers, body
+        asked, wish = await run_in_threadpool(read_ask, *said) if len(body) > SMALL_BODY_BYTES else read_ask(*said)
         answer = await self._asked(request, tenant, asked)
         return await run_in_threadpool(response_of, answer, wish, query_id, self._timezone)
 

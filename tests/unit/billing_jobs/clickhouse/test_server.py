@@ -1,0 +1,86 @@
+"""The application between clients and readers, with readers that answer as they are told."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+from starlette.types import Message
+
+from billing_jobs.clickhouse import requests, server
+from billing_jobs.clickhouse.asks import Answer
+from billing_jobs.clickhouse.server import SMALL_BODY_BYTES, create_app
+from billing_jobs.metrics import BillingMetrics
+
+
+class Readers:
+    """Each answers with as many bytes as are asked for."""
+
+    def __init__(self, answer_bytes: int = 1) -> None:
+        self._answer_bytes = answer_bytes
+
+    async def ask(self, _tenant: str, _question: Callable[..., Any]) -> Answer:
+        return Answer(b"x" * self._answer_bytes, "RawBLOB", 1, 1, 1)
+
+
+class Interface:
+    """Whose tenants prove themselves by their names."""
+
+    def __init__(self, readers: Any) -> None:
+        self._app = create_app(
+            lambda shown: shown.user if shown.password == "key" else None,
+            lambda _tenant: readers,
+            "UTC",
+            BillingMetrics(CollectorRegistry()),
+        )
+
+    async def asked(
+        self,
+        tenant: str,
+        body: bytes = b"SELECT 1",
+        *,
+        headers: tuple[tuple[bytes, bytes], ...] = (),
+        query: bytes = b"",
+        taken: asyncio.Event | None = None,
+    ) -> tuple[int, str, bytes]:
+        """Status, ClickHouse's code and what is said. Nothing of the answer is taken before `taken` is set."""
+        shown = () if headers else ((b"x-clickhouse-user", tenant.encode()), (b"x-clickhouse-key", b"key"))
+        scope = {
+            "type": "http", "method": "POST", "path": "/", "raw_path": b"/", "query_string": query,
+            "headers": [*shown, *headers], "http_version": "1.1", "scheme": "http", "root_path": "",
+            "server": ("here", 1), "client": ("there", 1),
+        }  # fmt: skip
+        sent = iter([{"type": "http.request", "body": body, "more_body": False}])
+        said: list[Message] = []
+
+        async def receive() -> Message:
+            for message in sent:
+                return message
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        async def send(message: Message) -> None:
+            if taken is not None and message["type"] == "http.response.body":
+                await taken.wait()
+            said.append(message)
+
+        await self._app(scope, receive, send)
+        code = dict(said[0]["headers"]).get(b"x-clickhouse-exception-code", b"")
+        return said[0]["status"], code.decode(), b"".join(each.get("body", b"") for each in said)
+
+
+async def test_a_large_body_is_read_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_threads: list[bool] = []
+    as_it_was = requests.read_ask
+
+    def read_ask(*args: Any) -> Any:
+        in_threads.append(threading.current_thread() is not threading.main_thread())
+        return as_it_was(*args)
+
+    monkeypatch.setattr(server, "read_ask", read_ask)
+    interface = Interface(Readers())
+    for body_bytes in (SMALL_BODY_BYTES, SMALL_BODY_BYTES + 1):
+        assert await interface.asked("acme", b"SELECT 1".ljust(body_bytes)) == (200, "", b"x")
+    assert in_threads == [False, True]
