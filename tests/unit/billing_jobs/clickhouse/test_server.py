@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -45,7 +46,7 @@ class Interface:
         query: bytes = b"",
         taken: asyncio.Event | None = None,
     ) -> tuple[int, str, bytes]:
-        """Status, ClickHouse's code and what is said. Nothing of the answer is taken before `taken` is set."""
+        """Status, ClickHouse's code and what is said. Nothing of rows is taken before `taken` is set."""
         shown = () if headers else ((b"x-clickhouse-user", tenant.encode()), (b"x-clickhouse-key", b"key"))
         scope = {
             "type": "http", "method": "POST", "path": "/", "raw_path": b"/", "query_string": query,
@@ -62,7 +63,7 @@ class Interface:
             raise AssertionError
 
         async def send(message: Message) -> None:
-            if taken is not None and message["type"] == "http.response.body":
+            if taken is not None and said and said[0]["status"] == 200:
                 await taken.wait()
             said.append(message)
 
@@ -84,3 +85,21 @@ async def test_a_large_body_is_read_beside_the_loop(monkeypatch: pytest.MonkeyPa
     for body_bytes in (SMALL_BODY_BYTES, SMALL_BODY_BYTES + 1):
         assert await interface.asked("acme", b"SELECT 1".ljust(body_bytes)) == (200, "", b"x")
     assert in_threads == [False, True]
+
+
+async def test_what_clients_do_not_take_is_bounded_for_each_tenant_and_leaves_room_for_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server, "MAX_WAITING_BYTES", 1_000)
+    monkeypatch.setattr(server, "MAX_WAITING_BYTES_OF_TENANT", 250)
+    interface, taken = Interface(Readers(answer_bytes=100)), asyncio.Event()
+    slow = [asyncio.create_task(interface.asked("acme", taken=taken)) for _ in range(5)]
+    async with asyncio.timeout(30):
+        refused = [await each for each in islice(asyncio.as_completed(slow), 3)]
+    for status, code, said in refused:
+        assert (status, code) == (500, "241")
+        assert b"MEMORY_LIMIT_EXCEEDED" in said
+    assert (await interface.asked("globex"))[0] == 200
+    taken.set()
+    assert sorted(each[0] for each in await asyncio.gather(*slow)) == [200, 200, 500, 500, 500]
+    assert (await interface.asked("acme"))[0] == 200, "what was taken takes no room"
