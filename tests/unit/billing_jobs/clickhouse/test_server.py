@@ -103,3 +103,35 @@ async def test_what_clients_do_not_take_is_bounded_for_each_tenant_and_leaves_ro
     taken.set()
     assert sorted(each[0] for each in await asyncio.gather(*slow)) == [200, 200, 500, 500, 500]
     assert (await interface.asked("acme"))[0] == 200, "what was taken takes no room"
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        (b"authorization", b"Basic \xff\xfe"), (b"authorization", b"Basic /w=="), (b"authorization", b"Basic abc"),
+        (b"authorization", b"Basic"), (b"authorization", b"Bearer \xe9"), (b"authorization", b"\xff"),
+        (b"x-clickhouse-user", b"\xe9"), (b"x-clickhouse-key", b"\xe9"),
+    ],
+)  # fmt: skip
+async def test_a_key_of_whatever_bytes_is_a_wrong_one(head: tuple[bytes, bytes]) -> None:
+    assert (await Interface(Readers()).asked("", headers=(head,)))[:2] == (403, "516")
+
+
+@pytest.mark.parametrize(
+    "query", [b"user=%ed%a0%80&password=%ff", b"user=%00", b"query_id=%ff", b"database=%ff", b"query=%ff&param_%ff=%ff"]
+)
+async def test_an_address_of_whatever_bytes_opens_nothing(query: bytes) -> None:
+    assert (await Interface(Readers()).asked("", headers=((b"accept", b"*/*"),), query=query))[:2] == (403, "516")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("x-clickhouse-database", (404, "81")), ("x-clickhouse-format", (404, "73")), ("content-encoding", (500, "89")),
+        ("accept-encoding", (200, "")), ("content-type", (200, "")),
+    ],
+)  # fmt: skip
+async def test_heads_of_whatever_bytes_are_answered(name: str, expected: tuple[int, str]) -> None:
+    shown = ((b"x-clickhouse-user", b"acme"), (b"x-clickhouse-key", b"key"))
+    asked = Interface(Readers()).asked("acme", headers=(*shown, (name.encode(), b"\xff")), query=b"param_x=%ff")
+    assert (await asked)[:2] == expected
