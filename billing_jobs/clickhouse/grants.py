@@ -32,6 +32,10 @@ AT_ONCE = 16
 """Of one user's statements, as of a tenant's at the embedded engine."""
 BUSY_S_A_MINUTE = 60
 """There one statement of a tenant runs at a time."""
+_TELL_OF_TABLES = ("columns", "tables")
+"""Tables of `system` that say how many rows and bytes everybody has in a table of which one may see a column;
+`information_schema` is made of them.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,7 @@ class Server:
         for table in COLUMNS_OF_TENANTS:
             yield self._policy("all", table, "1", [self.owner, self.operator])
             yield self._policy("none", table, "0", [self.analysts])
+        yield from self._policies_of_system()
         yield f"CREATE DATABASE IF NOT EXISTS {quote_identifier(self.analysts)}{self._on}"
         yield from self._views()
         yield self._grant(self.analysts, [
@@ -92,6 +97,18 @@ class Server:
             f"CREATE ROW POLICY OR REPLACE {quote_identifier(f'{self.database}_{name}')}{self._on}"
             f" ON {_name(self.database, table)} FOR SELECT USING {rows} TO {_names(roles)}"
         )
+
+    def _policies_of_system(self) -> Iterator[str]:
+        """Analysts see their views there and none of the tables behind them. A restrictive policy takes from what
+        another shows, so there is one that shows all to all, as without any.
+        """
+        for table in _TELL_OF_TABLES:
+            of_table = f"{self._on} ON {_name('system', table)} FOR SELECT USING"
+            for name, rows in (
+                ("all", "1 TO ALL"),
+                ("none", f"database != {_text(self.database)} AS RESTRICTIVE TO {quote_identifier(self.analysts)}"),
+            ):
+                yield f"CREATE ROW POLICY OR REPLACE {quote_identifier(f'{self.database}_{name}')}{of_table} {rows}"
 
     def _views(self) -> Iterator[str]:
         tables, views = f"{quote_identifier(self.database)}.", f"{quote_identifier(self.analysts)}."
