@@ -156,6 +156,22 @@ class Server:
         )
         yield f"GRANT{self._on} {_names([self.analysts, role])} TO {user}"
 
+    # -- of tenants that are no more ----------------------------------------------------------------------------------
+
+    def for_the_gone(self, tenants: Iterable[Tenant]) -> str:
+        """To be run last: its answer is the statements that drop the users of all who are not among `tenants`, made as
+        `for_tenant` makes them. The server alone knows who was there before.
+        """
+        prefix = self.user_of("")
+        whose = f"substring(name, {len(prefix.encode()) + 1})"
+        stay = ", ".join(_text(tenant.tenant_id) for tenant in tenants)
+        drops = f"DROP USER IF EXISTS {quote_identifier(prefix).removesuffix('`')}"
+        return (
+            f"SELECT concat({_text(drops)}, {whose}, {_text(f'`{self._on};')})"  # noqa: S608 - quoted
+            f" FROM system.users WHERE startsWith(name, {_text(prefix)}) AND match({whose}, '^[a-z0-9][a-z0-9-]*$')"
+            f"{f' AND {whose} NOT IN ({stay})' if stay else ''} ORDER BY name FORMAT TabSeparatedRaw"
+        )
+
 
 def _name(database: str, table: str) -> str:
     return f"{quote_identifier(database)}.{quote_identifier(table)}"

@@ -141,7 +141,7 @@ def test_the_engine_reads_every_statement(acme: Ask, cluster: str) -> None:
     keys = [{"key_id": str(number), "sha256": f"{number}" * 64, "role": "analyst"} for number in range(2)]
     two_keys = Tenant.model_validate({"tenant_id": "globex-2", "api_keys": keys})
     server = Server("sluice", "billing", cluster)
-    said = [*statements(server), *server.for_tenant(two_keys)]
+    said = [*statements(server), *server.for_tenant(two_keys), server.for_the_gone([ACME, two_keys])]
     said += [replicated(each) for version in range(SCHEMA_VERSION + 1) for each in schema_statements(version)]
     for statement in said:
         literal = statement.replace("\\", "\\\\").replace("'", "\\'")
@@ -261,6 +261,33 @@ def test_a_tenants_analysts_prove_themselves_by_its_keys(tmp_path: Path) -> None
     assert roles == "GRANT `sluice_analysts`, `sluice_rows_of_acme` TO `sluice_of_acme`"
 
 
+@pytest.mark.parametrize("server", [SERVER, Server("sluice", "billing", "a`b"), Server("it's `odd` é", "billing")])
+def test_the_server_says_whose_users_are_to_go(acme: Ask, server: Server) -> None:
+    """All whom it has made, but those of the tenants that are there; no others, whatever they are called."""
+    others = [
+        "default",
+        "billing",
+        "sluice_of_",
+        "sluice_of_Bob",
+        "sluice_of_x`y",
+        "my_sluice_of_gone",
+        "other_of_gone",
+    ]
+    names = [*map(server.user_of, ("acme", "gone", "gone-2", "globex")), *others]
+    quoted = ", ".join("'" + name.replace("\\", "\\\\").replace("'", "\\'") + "'" for name in names)
+
+    def answer(tenants: Sequence[str]) -> list[str]:
+        asked = server.for_the_gone([Tenant(tenant_id=tenant) for tenant in tenants])
+        lines = acme(asked.replace("system.users", f"(SELECT arrayJoin([{quoted}]) AS name)"))
+        return [line for [line] in lines]
+
+    def drop(tenant: str) -> str:
+        return [*server.for_tenant(Tenant(tenant_id=tenant))][-1] + ";"
+
+    assert answer(["acme", "globex", "new"]) == [drop("gone"), drop("gone-2")]
+    assert answer([]) == [drop("acme"), drop("globex"), drop("gone"), drop("gone-2")]
+
+
 @pytest.mark.skipif(
     ADDRESS_VARIABLE not in os.environ, reason=f"{ADDRESS_VARIABLE} names no ClickHouse server to try statements on"
 )
@@ -284,6 +311,12 @@ def test_a_server_carries_them_out(tmp_path: Path) -> None:
                     assert client.query("SELECT count(), any(tenant_id) FROM usage").result_rows == [(rows, tenant)]
                     with pytest.raises(DatabaseError, match="ACCESS_DENIED"):
                         client.query(f"SELECT worker_id FROM {name}.usage_events")
+            gone, stays = sorted(ROWS)
+            for line in str(root.command(server.for_the_gone([Tenant(tenant_id=stays)]))).splitlines():
+                root.command(line.removesuffix(";"))
+            _as_user(address, server, stays, keys[stays]).close()
+            with pytest.raises(DatabaseError, match="AUTHENTICATION_FAILED"):
+                _as_user(address, server, gone, keys[gone])
         finally:
             _remove(root, server)
 
