@@ -9,6 +9,7 @@ for all rows, analysts of no tenant for none. Every statement may run again, and
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC
 
 from clickhouse_connect.driver.binding import quote_identifier
 
@@ -26,7 +27,7 @@ from billing_jobs.clickhouse.access import (
     views_of_tenants,
 )
 from billing_jobs.embedded import statements_of
-from streams.directory import KeyScope, Tenant
+from streams.directory import ApiKey, KeyScope, Tenant
 
 AT_ONCE = 16
 """Of one user's statements, as of a tenant's at the embedded engine."""
@@ -145,11 +146,11 @@ class Server:
         yield f"CREATE ROLE IF NOT EXISTS {quote_identifier(role)}{self._on}"
         for table, rows in rows_of(_text(tenant.tenant_id)).items():
             yield self._policy(f"rows_of_{tenant.tenant_id}", table, rows, [role])
-        keys = [key.sha256 for key in tenant.api_keys if not key.revoked and KeyScope.USAGE in key.granted]
+        keys = [key for key in tenant.api_keys if not key.revoked and KeyScope.USAGE in key.granted]
         if not keys:
             yield f"DROP USER IF EXISTS {user}{self._on}"
             return
-        proved_by = ", ".join(f"sha256_hash BY {_text(digest)}" for digest in keys)
+        proved_by = ", ".join(map(_proof, keys))
         yield (
             f"CREATE USER OR REPLACE {user}{self._on} IDENTIFIED WITH {proved_by}"
             f" DEFAULT DATABASE {quote_identifier(self.analysts)}"
@@ -171,6 +172,12 @@ class Server:
             f" FROM system.users WHERE startsWith(name, {_text(prefix)}) AND match({whose}, '^[a-z0-9][a-z0-9-]*$')"
             f"{f' AND {whose} NOT IN ({stay})' if stay else ''} ORDER BY name FORMAT TabSeparatedRaw"
         )
+
+
+def _proof(key: ApiKey) -> str:
+    """One that is over, or will be, opens the server until then."""
+    until = "" if key.expires_at is None else f" VALID UNTIL '{key.expires_at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC'"
+    return f"sha256_hash BY {_text(key.sha256)}{until}"
 
 
 def _name(database: str, table: str) -> str:

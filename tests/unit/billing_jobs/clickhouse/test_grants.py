@@ -139,6 +139,7 @@ def acme(engine: Engine) -> Ask:
 @pytest.mark.parametrize("cluster", ["", "all of them"])
 def test_the_engine_reads_every_statement(acme: Ask, cluster: str) -> None:
     keys = [{"key_id": str(number), "sha256": f"{number}" * 64, "role": "analyst"} for number in range(2)]
+    keys[0]["expires_at"] = "2026-01-31T12:00:00+02:00"
     two_keys = Tenant.model_validate({"tenant_id": "globex-2", "api_keys": keys})
     server = Server("sluice", "billing", cluster)
     said = [*statements(server), *server.for_tenant(two_keys), server.for_the_gone([ACME, two_keys])]
@@ -259,6 +260,17 @@ def test_a_tenants_analysts_prove_themselves_by_its_keys(tmp_path: Path) -> None
     [digest] = (key.sha256 for key in tenant.api_keys if key.key_id == "more")
     assert re.findall(r"BY '(\w+)'", user) == [digest]
     assert roles == "GRANT `sluice_analysts`, `sluice_rows_of_acme` TO `sluice_of_acme`"
+
+
+def test_a_key_that_is_over_at_a_time_opens_the_server_until_then(acme: Ask) -> None:
+    until, lasts = (
+        {"key_id": name, "sha256": digit * 64, "role": "analyst", "expires_at": expires_at}
+        for name, digit, expires_at in (("until", "a", "2026-01-31T12:00:00.500+02:00"), ("lasts", "b", None))
+    )
+    *_, user, _ = SERVER.for_tenant(Tenant.model_validate({"tenant_id": "acme", "api_keys": [until, lasts]}))
+    assert re.findall(r"BY '(\w)\w+'(?: VALID UNTIL '(.*?)')?", user) == [("a", "2026-01-31 10:00:00 UTC"), ("b", "")]
+    asked = "SELECT toUnixTimestamp(parseDateTimeBestEffort('2026-01-31 10:00:00 UTC', 'Asia/Tokyo'))"
+    assert acme(asked) == [["1769853600"]], "wherever the server is"
 
 
 @pytest.mark.parametrize("server", [SERVER, Server("sluice", "billing", "a`b"), Server("it's `odd` é", "billing")])
