@@ -43,9 +43,10 @@ class _Question(Generic[R, T]):
 class ReaderPool(Generic[R]):
     """Runs blocking questions in `threads` threads, each with a reader of its own; used from one event loop.
 
-    Of one tenant one runs at a time, and `max_of_tenant` may be there; `max_waiting` wait in all. A question waits for
-    `wait_s`, and its answer for `answer_s`; a query that takes longer holds its thread, and its tenant's turn, until
-    the engine ends it.
+    Of one tenant one runs at a time, and `max_of_tenant` may be there; `max_waiting` wait in all. Tenants have their
+    turns one after the other, and where no place is left who comes takes one of a tenant that has two more. A question
+    waits for `wait_s`, and its answer for `answer_s`; a query that takes longer holds its thread, and its tenant's
+    turn, until the engine ends it.
     """
 
     def __init__(
@@ -66,39 +67,62 @@ class ReaderPool(Generic[R]):
         self._max_of_tenant = max_of_tenant
         self._wait_s = wait_s
         self._answer_s = answer_s
-        self._waiting: list[_Question[R, Any]] = []
+        self._waiting: dict[str, list[_Question[R, Any]]] = {}
+        """Tenant → its questions, the oldest first, never none. The next turn is the first one's."""
         self._running: set[str] = set()
 
     async def ask(self, tenant: str, question: Callable[[R], T]) -> T:
         """Raises ReaderBusy, TimeoutError, and what `question` raises."""
-        of_tenant = sum(each.tenant == tenant for each in self._waiting) + (tenant in self._running)
+        of_tenant = len(self._waiting.get(tenant, ())) + (tenant in self._running)
         if of_tenant >= self._max_of_tenant:
             raise ReaderBusy("too many queries of this tenant wait", of_tenant=True)
-        if len(self._waiting) >= self._max_waiting:
-            raise ReaderBusy("too many queries wait", of_tenant=False)
+        if sum(map(len, self._waiting.values())) >= self._max_waiting:
+            self._make_room_for(tenant)
         asked = _Question(tenant, question, asyncio.get_running_loop().create_future())
-        self._waiting.append(asked)
+        self._waiting.setdefault(tenant, []).append(asked)
         self._start()
         try:
-            if asked in self._waiting:
+            if self._waits(asked):
                 await asyncio.wait([asked.answer], timeout=self._wait_s)
                 # It may have begun meanwhile, and then it has its time.
-                if asked in self._waiting:
+                if self._waits(asked):
                     raise ReaderBusy("no thread was free in time", of_tenant=tenant in self._running)
             async with asyncio.timeout(self._answer_s):
                 return await asyncio.shield(asked.answer)
         finally:
-            if asked in self._waiting:
-                self._waiting.remove(asked)
+            if self._waits(asked):
+                self._leave(asked)
+
+    def _waits(self, asked: _Question[R, Any]) -> bool:
+        return asked in self._waiting.get(asked.tenant, ())
+
+    def _leave(self, asked: _Question[R, Any]) -> None:
+        questions = self._waiting[asked.tenant]
+        questions.remove(asked)
+        if not questions:
+            del self._waiting[asked.tenant]
+
+    def _make_room_for(self, tenant: str) -> None:
+        """The newest question of who has most gives way. Raises ReaderBusy: nobody has two more than `tenant`."""
+        most = max(self._waiting, key=lambda each: len(self._waiting[each]))
+        if len(self._waiting[most]) < len(self._waiting.get(tenant, ())) + 2:
+            raise ReaderBusy("too many queries wait", of_tenant=False)
+        gives_way = self._waiting[most][-1]
+        self._leave(gives_way)
+        gives_way.answer.set_exception(ReaderBusy("too many queries wait, most of this tenant", of_tenant=True))
+        gives_way.answer.exception()  # Also when nobody waits for it any more.
 
     def _start(self) -> None:
-        """The oldest question of a tenant that has none running, while a thread is free."""
+        """The tenant whose turn is next and that has none running, while a thread is free."""
         while self._free:
-            asked = next((each for each in self._waiting if each.tenant not in self._running), None)
-            if asked is None:
+            tenant = next((each for each in self._waiting if each not in self._running), None)
+            if tenant is None:
                 return
-            self._waiting.remove(asked)
-            self._running.add(asked.tenant)
+            asked = self._waiting[tenant][0]
+            self._leave(asked)
+            if tenant in self._waiting:  # its next turn is behind those of all others
+                self._waiting[tenant] = self._waiting.pop(tenant)
+            self._running.add(tenant)
             reader = self._free.pop()
             done = asyncio.get_running_loop().run_in_executor(self._executor, asked.ask, reader)
             done.add_done_callback(partial(self._ended, asked, reader))

@@ -12,7 +12,7 @@ from importlib.resources import files
 from typing import Self
 from xml.sax.saxutils import escape
 
-from billing_jobs.clickhouse.gate import Rules
+from billing_jobs.clickhouse.gate import READ_STATES, Rules
 from billing_jobs.clickhouse.list_functions import FILE as FUNCTIONS_FILE
 from billing_jobs.embedded import EMBEDDED_DATABASE
 from billing_jobs.invoices.views import CLOSING_OF_TENANTS, ENTRY_OF_TENANTS, invoice_views_of_tenants
@@ -255,7 +255,7 @@ def rules(
                str.upper)) for table in _SCHEMA_TABLES]
         ),
         functions=_functions(),
-        combinators=combinators,
+        combinators=tuple(each for each in combinators if each not in READ_STATES),
         known_functions=engine_functions,
         table_functions=_TABLE_FUNCTIONS,
         settings=SETTINGS,

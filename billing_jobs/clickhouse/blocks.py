@@ -15,8 +15,12 @@ _LZ4 = 0x82
 _HEAD = struct.Struct("<BII")
 _CHECKSUM = struct.Struct("<QQ")
 BLOCK_BYTES = 1_048_576
-ZSTD_BOUNDS: dict[int, int] = {zstd.DecompressionParameter.window_log_max: 23}
-"""What anything packed by it may make its reader hold: 8 MiB."""
+MAX_PIECES = 128
+"""Of a body, each packed by itself: clients pack a statement in one or a few. An empty one takes nine bytes to send,
+and as much of a processor as one that says something.
+"""
+MAX_WINDOW_LOG = 23
+"""What a packed statement may make its reader hold: 8 MiB."""
 
 
 def in_blocks(body: bytes) -> bytes:
@@ -35,10 +39,12 @@ def _blocks(body: bytes) -> Iterator[bytes]:
 def out_of_blocks(body: bytes, most: int) -> bytes:
     """What stands in blocks of LZ4, ZSTD or plain bytes; no more than `most` and one more, whatever it would become.
 
-    Raises ValueError: they are no blocks.
+    Raises ValueError: they are no blocks, or too many.
     """
-    plain, at = b"", 0
+    plain, at, blocks = bytearray(), 0, 0
     while at < len(body) and len(plain) <= most:
+        if (blocks := blocks + 1) > MAX_PIECES:
+            raise ValueError(f"there are more than {MAX_PIECES} blocks")
         start = at + _CHECKSUM.size
         if start + _HEAD.size > len(body):
             raise ValueError("a block is cut off")
@@ -51,7 +57,7 @@ def out_of_blocks(body: bytes, most: int) -> bytes:
         if plain_bytes > most:
             return bytes(most + 1)
         plain += _unpacked(method, body[start + _HEAD.size : at], plain_bytes)
-    return plain
+    return bytes(plain)
 
 
 def _unpacked(method: int, packed: bytes, plain_bytes: int) -> bytes:
@@ -61,8 +67,13 @@ def _unpacked(method: int, packed: bytes, plain_bytes: int) -> bytes:
         case 0x82:
             return bytes(lz4.block.decompress(packed, uncompressed_size=plain_bytes))
         case 0x90:
-            return bytes(zstd.ZstdDecompressor(options=ZSTD_BOUNDS).decompress(packed, max_length=plain_bytes))
+            return bytes(zstd_decompressor().decompress(packed, max_length=plain_bytes))
     raise ValueError(f"a block is packed in the way {method}")
+
+
+def zstd_decompressor() -> zstd.ZstdDecompressor:
+    """With a bounded window."""
+    return zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: MAX_WINDOW_LOG})
 
 
 def _halves(checksum: int) -> tuple[int, int]:

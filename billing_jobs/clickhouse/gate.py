@@ -68,15 +68,19 @@ _PARTS: Mapping[str, frozenset[str]] = {
 }
 """Kind of node → its parts that are let through. A part that is false says nothing, whatever it is called."""
 _STATEMENTS = frozenset({"SelectWithUnionQuery", "ShowTablesQuery", "ShowColumnsQuery"})
-_NAME_AS_OPERAND = frozenset({"arrayreduce", "arrayreduceinranges", "initializeaggregation"})
+_NAME_AS_OPERAND = frozenset({"arrayreduce", "arrayreduceinranges"})
 """Functions whose first argument is the name of one."""
-_TYPE_AS_OPERAND = frozenset(
-    {
-        "_cast", "accuratecast", "accuratecastordefault", "accuratecastornull", "cast", "defaultvalueoftypename",
-        "dynamicelement", "jsonextract", "kqlparametercast", "reinterpret", "simplejsonextract", "variantelement",
-    }
-)  # fmt: skip
-"""Functions of whose arguments one names a type."""
+_TYPE_AS_OPERAND = {
+    "_cast": -1, "accuratecast": -1, "accuratecastordefault": 1, "accuratecastornull": -1, "cast": -1,
+    "defaultvalueoftypename": -1, "dynamicelement": -1, "jsonextract": -1, "jsonextractcaseinsensitive": -1,
+    "jsonextractkeysandvalues": -1, "jsonextractkeysandvaluescaseinsensitive": -1, "kqlparametercast": -1,
+    "reinterpret": -1, "variantelement": -1,
+}  # fmt: skip
+"""Functions of whose arguments one names a type → which one, from the end where it is the last."""
+_STRUCTURE_AS_OPERAND = frozenset({"null", "values"})
+"""Table functions whose first argument may name types."""
+READ_STATES = frozenset({"merge"})
+"""Combinators: a function with one takes states of aggregate functions."""
 _TABLE_AS_OPERAND = frozenset(
     f"{reach}{negation}{nulls}{kind}".lower()
     for reach in ("", "global")
@@ -145,6 +149,15 @@ def check(tree: Node, rules: Rules, parameters: Mapping[str, str]) -> None:
         gate.check(place, node)
 
 
+def _text_of(operand: Node) -> str | None:
+    """None: it is no text that is written out."""
+    value = operand.get("value") if operand.get("type") == "Literal" else None
+    if not isinstance(value, dict) or value.get("field_type") != "String":
+        return None
+    said = value.get("value")
+    return said if isinstance(said, str) else None
+
+
 class _Gate:
     """Of one statement."""
 
@@ -156,7 +169,7 @@ class _Gate:
             "Function": self._function,
             "Identifier": self._identifier,
             "QueryParameter": self._parameter,
-            "ColumnsApplyTransformer": lambda node: self._function_name(node.get("func_name", "")),
+            "ColumnsApplyTransformer": self._applied,
             "TableIdentifier": self._table,
             "SetQuery": self._settings,
             "SelectWithUnionQuery": self._format,
@@ -182,8 +195,8 @@ class _Gate:
         name = node["name"]
         if not node.get("is_lambda_function"):
             self._function_name(name)
-        if name.lower() in _TYPE_AS_OPERAND:
-            self._types_in((node.get("arguments") or {}).get("children", ()))
+        if (place := _TYPE_AS_OPERAND.get(name.lower())) is not None:
+            self._named_type(name, (node.get("arguments") or {}).get("children", ()), place)
         if name.lower() in _NAME_AS_OPERAND:
             self._named_function(node)
         if name.lower() in _TABLE_AS_OPERAND:
@@ -191,34 +204,48 @@ class _Gate:
                 if operand["type"] == "Identifier" or operand.get("param_type") == "Identifier":
                     self._operand(operand)
 
-    def _types_in(self, operands: Sequence[Node]) -> None:
-        """States of aggregate functions are read by code that trusts them."""
-        for operand in operands:
-            if operand["type"] == "Literal":
-                self._type(str(operand.get("value")))
+    def _named_type(self, function: str, operands: Sequence[Node], place: int) -> None:
+        """A text that the engine would make of something else is seen by nobody before it is a type."""
+        try:
+            named = _text_of(operands[place])
+        except IndexError:
+            named = None
+        if named is None:
+            raise Refused("ACCESS_DENIED", f"{function} is accepted with the name of a type, written out, alone")
+        self._type(named)
 
     def _type(self, name: str) -> None:
-        if "aggregatefunction" in name.lower():
-            raise Refused("ACCESS_DENIED", "states of aggregate functions are not accepted")
+        """States of aggregate functions are read by code that trusts them. The engine takes a type in quotes as well,
+        with escapes in it.
+        """
+        if "aggregatefunction" in name.lower() or "\\" in name:
+            raise Refused("ACCESS_DENIED", "states of aggregate functions, and types with escapes, are not accepted")
 
     def _named_function(self, node: Node) -> None:
         """`arrayReduce('sum', …)`: what it names may have parameters behind it."""
         first: Node = next(iter((node.get("arguments") or {}).get("children", ())), {})
-        value = first.get("value") or {}
-        named = value.get("value") if first.get("type") == "Literal" and value.get("field_type") == "String" else None
-        if not isinstance(named, str) or not self._rules.allows_function(named.split("(")[0].strip()):
+        named = _text_of(first)
+        if named is None or not self._rules.allows_function(named.split("(")[0].strip()):
             raise Refused("ACCESS_DENIED", f"what {node['name']} names is not accepted")
 
     def _function_name(self, name: str) -> None:
         if not self._rules.allows_function(name):
             raise Refused("ACCESS_DENIED", f"function {name} is not accepted")
 
+    def _applied(self, node: Node) -> None:
+        """`APPLY(name)`, or a function of its own."""
+        self._function_name(node.get("func_name", ""))
+        self._name_of_a_value(node.get("func_name", ""))
+
     def _identifier(self, node: Node) -> None:
         self._name_of_a_value(node["name"])
 
     def _name_of_a_value(self, name: str) -> None:
         """Where a function is expected, its bare name is one: `arrayMap(file, …)`."""
-        if name.lower() in self._rules.known_functions and not self._rules.allows_function(name):
+        name_in_lower_case = name.lower()
+        if name_in_lower_case in _TYPE_AS_OPERAND or (
+            name_in_lower_case in self._rules.known_functions and not self._rules.allows_function(name)
+        ):
             raise Refused("ACCESS_DENIED", f"{name} is the name of a function that is not accepted; rename it")
 
     def _parameter(self, node: Node) -> None:
@@ -259,8 +286,17 @@ class _Gate:
     def _table_function(self, node: Node) -> None:
         if node["name"].lower() not in self._rules.table_functions:
             raise Refused("ACCESS_DENIED", f"table function {node['name']} is not accepted")
-        # `values('x UInt8', …)`: what follows the structure is what it says.
-        self._types_in((node.get("arguments") or {}).get("children", ())[:1])
+        if node["name"].lower() in _STRUCTURE_AS_OPERAND:
+            self._structure(node["name"], (node.get("arguments") or {}).get("children", ()))
+
+    def _structure(self, function: str, operands: Sequence[Node]) -> None:
+        """`values('x UInt8', …)`: what follows the structure is what it says. Without one a row is first."""
+        for operand in operands[:1]:
+            is_row = operand["type"] == "Function" and operand["name"].lower() == "tuple"
+            if operand["type"] != "Literal" and not is_row:
+                raise Refused("ACCESS_DENIED", f"{function} is accepted with a structure, written out, or with rows")
+            if (named := _text_of(operand)) is not None:
+                self._type(named)
 
     # -- the rest -------------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ for all rows, analysts of no tenant for none. Every statement may run again, and
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC
 
 from clickhouse_connect.driver.binding import quote_identifier
 
@@ -26,12 +27,16 @@ from billing_jobs.clickhouse.access import (
     views_of_tenants,
 )
 from billing_jobs.embedded import statements_of
-from streams.directory import KeyScope, Tenant
+from streams.directory import ApiKey, KeyScope, Tenant
 
 AT_ONCE = 16
 """Of one user's statements, as of a tenant's at the embedded engine."""
 BUSY_S_A_MINUTE = 60
 """There one statement of a tenant runs at a time."""
+_TELL_OF_TABLES = ("columns", "tables")
+"""Tables of `system` that say how many rows and bytes everybody has in a table of which one may see a column;
+`information_schema` is made of them.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +76,7 @@ class Server:
         for table in COLUMNS_OF_TENANTS:
             yield self._policy("all", table, "1", [self.owner, self.operator])
             yield self._policy("none", table, "0", [self.analysts])
+        yield from self._policies_of_system()
         yield f"CREATE DATABASE IF NOT EXISTS {quote_identifier(self.analysts)}{self._on}"
         yield from self._views()
         yield self._grant(self.analysts, [
@@ -92,6 +98,18 @@ class Server:
             f"CREATE ROW POLICY OR REPLACE {quote_identifier(f'{self.database}_{name}')}{self._on}"
             f" ON {_name(self.database, table)} FOR SELECT USING {rows} TO {_names(roles)}"
         )
+
+    def _policies_of_system(self) -> Iterator[str]:
+        """Analysts see their views there and none of the tables behind them. A restrictive policy takes from what
+        another shows, so there is one that shows all to all, as without any.
+        """
+        for table in _TELL_OF_TABLES:
+            of_table = f"{self._on} ON {_name('system', table)} FOR SELECT USING"
+            for name, rows in (
+                ("all", "1 TO ALL"),
+                ("none", f"database != {_text(self.database)} AS RESTRICTIVE TO {quote_identifier(self.analysts)}"),
+            ):
+                yield f"CREATE ROW POLICY OR REPLACE {quote_identifier(f'{self.database}_{name}')}{of_table} {rows}"
 
     def _views(self) -> Iterator[str]:
         tables, views = f"{quote_identifier(self.database)}.", f"{quote_identifier(self.analysts)}."
@@ -128,16 +146,38 @@ class Server:
         yield f"CREATE ROLE IF NOT EXISTS {quote_identifier(role)}{self._on}"
         for table, rows in rows_of(_text(tenant.tenant_id)).items():
             yield self._policy(f"rows_of_{tenant.tenant_id}", table, rows, [role])
-        keys = [key.sha256 for key in tenant.api_keys if not key.revoked and KeyScope.USAGE in key.granted]
+        keys = [key for key in tenant.api_keys if not key.revoked and KeyScope.USAGE in key.granted]
         if not keys:
             yield f"DROP USER IF EXISTS {user}{self._on}"
             return
-        proved_by = ", ".join(f"sha256_hash BY {_text(digest)}" for digest in keys)
+        proved_by = ", ".join(map(_proof, keys))
         yield (
             f"CREATE USER OR REPLACE {user}{self._on} IDENTIFIED WITH {proved_by}"
             f" DEFAULT DATABASE {quote_identifier(self.analysts)}"
         )
         yield f"GRANT{self._on} {_names([self.analysts, role])} TO {user}"
+
+    # -- of tenants that are no more ----------------------------------------------------------------------------------
+
+    def for_the_gone(self, tenants: Iterable[Tenant]) -> str:
+        """To be run last: its answer is the statements that drop the users of all who are not among `tenants`, made as
+        `for_tenant` makes them. The server alone knows who was there before.
+        """
+        prefix = self.user_of("")
+        whose = f"substring(name, {len(prefix.encode()) + 1})"
+        stay = ", ".join(_text(tenant.tenant_id) for tenant in tenants)
+        drops = f"DROP USER IF EXISTS {quote_identifier(prefix).removesuffix('`')}"
+        return (
+            f"SELECT concat({_text(drops)}, {whose}, {_text(f'`{self._on};')})"  # noqa: S608 - quoted
+            f" FROM system.users WHERE startsWith(name, {_text(prefix)}) AND match({whose}, '^[a-z0-9][a-z0-9-]*$')"
+            f"{f' AND {whose} NOT IN ({stay})' if stay else ''} ORDER BY name FORMAT TabSeparatedRaw"
+        )
+
+
+def _proof(key: ApiKey) -> str:
+    """One that is over, or will be, opens the server until then."""
+    until = "" if key.expires_at is None else f" VALID UNTIL '{key.expires_at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC'"
+    return f"sha256_hash BY {_text(key.sha256)}{until}"
 
 
 def _name(database: str, table: str) -> str:

@@ -18,16 +18,18 @@ _LEFT_OUT = frozenset(
     aggthrow authenticateduser authuser blockserializedsize blocksize buildid bytesize catboostevaluate chdb
     connection_id connectionid currenthandler currentprofiles currentrequesturl currentroles defaultprofiles
     defaultroles dumpcolumnstructure enabledprofiles enabledroles estimatecompressionratio evalmlmethod file
-    filesystemavailable filesystemcapacity filesystemunreserved flamegraph formatqueryfromjson formatrow
-    formatrownonewline fqdn fullhostname fuzzquery generaterandomstructure generateserialid getclienthttpheader
-    getmacro getmaxtablenamelengthfordatabase getmergetreesetting getoskernelversion getserverport getserversetting
-    getsetting getsettingordefault gettypeserializationstreams globalvariable groupformat hascolumnintable
-    hasthreadfuzzer hostname joinget joingetornull lemmatize lowcardinalityindices lowcardinalitykeys
-    mergetreepartinfo parsequerytojson partitionid runningconcurrency serveruuid showcertificate sleep sleepeachrow
-    stem structuretocapnprotoschema structuretoprotobufschema synonyms tcpport tid transactionid
-    transactionlatestsnapshot transactionoldestsnapshot uptime zookeepersessionuptime
+    filesystemavailable filesystemcapacity filesystemunreserved finalizeaggregation flamegraph formatqueryfromjson
+    formatrow formatrownonewline fqdn fullhostname fuzzquery generaterandomstructure generateserialid
+    getclienthttpheader getmacro getmaxtablenamelengthfordatabase getmergetreesetting getoskernelversion
+    getserverport getserversetting getsetting getsettingordefault gettypeserializationstreams globalvariable
+    groupformat hascolumnintable hasthreadfuzzer hostname initializeaggregation joinget joingetornull lemmatize
+    lowcardinalityindices lowcardinalitykeys mergetreepartinfo parsequerytojson partitionid runningaccumulate
+    runningconcurrency serveruuid showcertificate sleep sleepeachrow stem structuretocapnprotoschema
+    structuretoprotobufschema synonyms tcpport tid transactionid transactionlatestsnapshot transactionoldestsnapshot
+    uptime zookeepersessionuptime
     """.split()  # noqa: SIM905 - a page of names
 )
+"""They look into the process or its tables, write files, wait, or make and read states of aggregate functions."""
 
 
 def _is_offered(name: str, alias_to: str, category: str) -> bool:

@@ -1,7 +1,6 @@
 """What a client of ClickHouse's HTTP interface asks, read out of its address, heads and body. No I/O."""
 
 import base64
-import binascii
 import gzip
 import re
 import zlib
@@ -15,7 +14,7 @@ import lz4.frame
 
 from billing_jobs.clickhouse.access import SETTINGS
 from billing_jobs.clickhouse.asks import Ask
-from billing_jobs.clickhouse.blocks import ZSTD_BOUNDS, out_of_blocks
+from billing_jobs.clickhouse.blocks import MAX_PIECES, out_of_blocks, zstd_decompressor
 from billing_jobs.clickhouse.errors import Refused
 from billing_jobs.clickhouse.gate import MAX_STATEMENT_BYTES
 from billing_jobs.embedded import EMBEDDED_DATABASE
@@ -56,7 +55,7 @@ def credentials(headers: Mapping[str, str], address: Mapping[str, str]) -> Crede
     if scheme.lower() == "basic":
         try:
             user, _, key = base64.b64decode(given.strip(), validate=True).decode().partition(":")
-        except (binascii.Error, UnicodeDecodeError):
+        except ValueError:  # no base64, not even ASCII, or no UTF-8 in it
             raise Refused("AUTHENTICATION_FAILED", "Invalid HTTP Basic authorization") from None
         return Credentials(user or DEFAULT_USER, key)
     if scheme.lower() == "bearer":
@@ -141,16 +140,20 @@ def _decompressed(body: bytes, encoding: str, most: int) -> bytes:
     """No more than `most`, whatever it would become. Raises Refused: also where its end is missing, because the first
     half of a statement may be another one.
     """
-    if encoding in ("", "identity"):
+    if not body or encoding in ("", "identity"):
         return body
     plain = bytearray()
-    while body and len(plain) < most:  # each piece of an insert may be packed by itself
+    for _ in range(MAX_PIECES):  # each piece of an insert may be packed by itself
         reader = _reader(encoding)
         plain += reader.decompress(body, most - len(plain))
-        if len(plain) < most and not reader.eof:
+        if len(plain) >= most:
+            return bytes(plain)
+        if not reader.eof:
             raise Refused("CANNOT_DECOMPRESS", f"the end of the {encoding} body is missing")
-        body = reader.unused_data
-    return bytes(plain)
+        body = reader.unused_data  # a copy of what is left
+        if not body:
+            return bytes(plain)
+    raise Refused("CANNOT_DECOMPRESS", f"the {encoding} body has more than {MAX_PIECES} pieces")
 
 
 def _reader(encoding: str) -> Any:
@@ -161,7 +164,7 @@ def _reader(encoding: str) -> Any:
         case "lz4":
             return lz4.frame.LZ4FrameDecompressor()
         case "zstd":
-            return zstd.ZstdDecompressor(options=ZSTD_BOUNDS)
+            return zstd_decompressor()
     raise Refused("UNKNOWN_COMPRESSION_METHOD", f"Unknown compression method: {encoding[:32]}")
 
 

@@ -33,6 +33,7 @@ from billing_jobs.clickhouse.requests import (
     read_ask,
     summary,
 )
+from billing_jobs.clickhouse.waiting_answers import Hold, WaitingAnswers
 from billing_jobs.metrics import BillingMetrics
 from billing_jobs.readers import RETRY_AFTER_S, ReaderBusy, ReaderPool
 from billing_jobs.store import StoreError
@@ -40,11 +41,16 @@ from streams.connections.open_connections import admit
 
 MAX_BODY_BYTES = 1_048_576
 """A statement as it travels, perhaps compressed."""
+SMALL_BODY_BYTES = 8_192
+"""What is larger is read in a thread: others are answered while it is unpacked."""
 BODY_S = 10.0
 WRITE_S = 120.0
 """For a statement to come, and an answer to be taken: 64 MiB at half a MiB a second."""
 MAX_OF_TENANT = 18
 """Of its requests at once: a dashboard asks for all of its panels."""
+MAX_WAITING_BYTES = 536_870_912
+MAX_WAITING_BYTES_OF_TENANT = 134_217_728
+"""Of answers until they are taken: two of the largest. While one is packed it takes up to three times as much."""
 PART_BYTES = 262_144
 WATCH_S = 0.5
 _QUERY_ID = re.compile(r"[!-~]{1,128}")
@@ -77,6 +83,7 @@ class _Statements:
         self._timezone = timezone
         self._metrics = metrics
         self._here: Counter[str] = Counter()
+        self._waiting = WaitingAnswers(MAX_WAITING_BYTES, MAX_WAITING_BYTES_OF_TENANT)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
@@ -94,9 +101,10 @@ class _Statements:
         self._here[tenant] += 1
         try:
             admit(scope)
-            response = await self._response(request, tenant, query_id)
-            async with asyncio.timeout(WRITE_S):
-                await response(scope, receive, send)
+            with self._waiting.hold(tenant) as hold:
+                response = await self._response(request, tenant, query_id, hold)
+                async with asyncio.timeout(WRITE_S):
+                    await response(scope, receive, send)
         except (ClientDisconnect, TimeoutError):
             return  # nobody is there who would read more
         finally:
@@ -114,10 +122,10 @@ class _Statements:
             )
         return tenant
 
-    async def _response(self, request: Request, tenant: str, query_id: str) -> Response:
+    async def _response(self, request: Request, tenant: str, query_id: str, hold: Hold) -> Response:
         """Raises ClientDisconnect."""
         try:
-            answer = await self._answered(request, tenant, query_id)
+            answer = await self._answered(request, tenant, query_id, hold)
         except ReaderBusy as error:
             failed: ClickHouseFailed = Refused("TOO_MANY_SIMULTANEOUS_QUERIES", str(error))
         except TimeoutError:
@@ -131,14 +139,18 @@ class _Statements:
             return answer
         return self._refuse(failed, query_id)
 
-    async def _answered(self, request: Request, tenant: str, query_id: str) -> Response:
+    async def _answered(self, request: Request, tenant: str, query_id: str, hold: Hold) -> Response:
         async with asyncio.timeout(BODY_S):
             body = await _body(request)
         if not body and not request.query_params.get("query"):
             return Response("Ok.\n", media_type="text/html; charset=UTF-8")
-        asked, wish = read_ask(tenant, request.query_params.multi_items(), request.headers, body)
+        said = tenant, request.query_params.multi_items(), request.headers, body
+        asked, wish = await run_in_threadpool(read_ask, *said) if len(body) > SMALL_BODY_BYTES else read_ask(*said)
         answer = await self._asked(request, tenant, asked)
-        return await run_in_threadpool(response_of, answer, wish, query_id, self._timezone)
+        hold.resize(len(answer.body))
+        response = await run_in_threadpool(response_of, answer, wish, query_id, self._timezone)
+        hold.resize(len(response.body))
+        return response
 
     async def _asked(self, request: Request, tenant: str, asked: Ask) -> Answer:
         """Who has gone has no statement: it does not hold up the tenant's next one. Raises ClientDisconnect."""

@@ -56,7 +56,9 @@ def schema(data: DataOption = DEFAULT_DATA) -> None:
 
 @billing.command()
 def grants(data: DataOption = DEFAULT_DATA, tenant: TenantsOption = None, cluster: ClusterOption = "") -> None:
-    """Prints roles, row policies, views and users for a ClickHouse server: what the operator and tenants may see."""
+    """Prints roles, row policies, views and users for a ClickHouse server: what the operator and tenants may see. The
+    answer to its last statement drops users of tenants that are gone.
+    """
     settings = settings_at(DataFolder(data))
     server = server_of(settings, cluster)
     tenants = {each.tenant_id: each for each in read_tenants(settings.tenants_file)}
@@ -67,3 +69,5 @@ def grants(data: DataOption = DEFAULT_DATA, tenant: TenantsOption = None, cluste
         _print(server.for_all(bounds))
     for name in tenant or tenants:
         _print(server.for_tenant(tenants[name]))
+    if not tenant:
+        _print([server.for_the_gone(tenants.values())])

@@ -214,6 +214,40 @@ PARALLEL WITH SELECT 1
 COPY usage TO '/tmp/sluice-attack'
 """.strip().splitlines()
 
+STATES = r"""
+SELECT finalizeAggregation(sumState(1))
+SELECT FINALIZEAGGREGATION(sumState(1))
+SELECT initializeAggregation('sumState', 1)
+SELECT runningAccumulate(s) FROM (SELECT sumState(number) AS s FROM numbers(2) GROUP BY number)
+SELECT sumMerge(s) FROM (SELECT sumState(1) AS s)
+SELECT sumMergeState(s) FROM (SELECT sumState(1) AS s)
+SELECT sumMergeIf(s, 1) FROM (SELECT sumState(1) AS s)
+SELECT arrayReduce('sumMerge', [sumState(1)])
+SELECT * APPLY(sumMerge) FROM (SELECT sumState(1))
+SELECT toTypeName(CAST(unhex('0500000000000000'), 'Aggregate' || 'Function(sum, UInt8)'))
+WITH 'AggregateFunction(sum, UInt8)' AS t SELECT CAST(unhex('0500000000000000'), t)
+SELECT CAST(unhex('0500000000000000'), {a:String})
+SELECT CAST(unhex('0500000000000000'), (SELECT 'AggregateFunction(sum, UInt8)'))
+SELECT CAST(unhex('0500000000000000'), '`Aggregate\\x46unction`(sum, UInt8)')
+SELECT {s:`Aggregate\x46unction`(sum, UInt8)}
+SELECT CAST(map('a', unhex('0500000000000000')), concat('Map(String, Aggregate', 'Function(sum, UInt8))'))
+SELECT _CAST(unhex('0500000000000000'), concat('Aggregate', 'Function(sum, UInt8)'))
+SELECT accurateCast(unhex('0500000000000000'), concat('Aggregate', 'Function(sum, UInt8)'))
+SELECT accurateCastOrNull(1, concat('UInt', '8'))
+SELECT accurateCastOrDefault(1, concat('UInt', '8'))
+SELECT defaultValueOfTypeName(concat('Aggregate', 'Function(sum, UInt8)'))
+SELECT reinterpret(unhex('0500000000000000'), concat('Simple', 'AggregateFunction(sum, UInt64)'))
+SELECT JSONExtract('{}', 'a', concat('Aggregate', 'Function(sum, UInt8)'))
+SELECT JSONExtractKeysAndValues('{}', concat('Int', '8'))
+SELECT arrayMap(t -> CAST(unhex('0500000000000000'), t), ['AggregateFunction(sum, UInt8)'])
+SELECT arrayMap(_CAST, [unhex('0500000000000000')], ['AggregateFunction(sum, UInt8)'])
+SELECT _CAST(*) FROM (SELECT unhex('0500000000000000'), 'AggregateFunction(sum, UInt8)')
+SELECT * APPLY(CAST('AggregateFunction(sum, UInt8)')) FROM (SELECT unhex('0500000000000000'))
+SELECT * FROM values('x Aggre' || 'gateFunction(sum, UInt8)', unhex('0500000000000000'))
+SELECT * FROM values({a:String}, unhex('0500000000000000'))
+SELECT * FROM null('x Aggre' || 'gateFunction(sum, UInt8)')
+""".strip().splitlines()
+"""Of aggregate functions, made up: whoever reads one trusts it. The type may be written so that it is not seen."""
 SEES_ITS_OWN_ALONE = """
 SELECT DISTINCT tenant_id FROM usage
 SELECT tenant_id FROM usage WHERE 1 OR tenant_id = 'globex'
@@ -252,6 +286,31 @@ def test_it_is_refused(acme: Analyst, statement: str) -> None:
     assert 400 <= status < 500 or "SETTING_CONSTRAINT_VIOLATION" in text, text
     assert "root:" not in text
     assert "globex" not in text.replace(statement, "")
+
+
+def test_a_type_that_is_written_out_is_one(acme: Analyst) -> None:
+    for statement in (
+        "SELECT CAST('1', 'UInt8')", "SELECT CAST('1' AS Nullable(UInt8))", "SELECT '1'::UInt8", "SELECT {n:UInt8}",
+        "SELECT accurateCastOrNull('1', 'UInt8')", "SELECT accurateCastOrDefault('1', 'UInt8', 0::UInt8)",
+        "SELECT JSONExtract('{\"a\": [1]}', 'a', 1, 'UInt8')", "SELECT CAST('a', 'Enum8(\\'a\\' = 1)')::UInt8",
+        "SELECT x FROM values('x UInt8', 1)", "SELECT c1 FROM values((1, 'AggregateFunction'), (1, 'b')) LIMIT 1",
+        "SELECT arrayReduce('max', [1])",
+    ):  # fmt: skip
+        assert acme.rows(statement, param_n="1") == [["1"]], statement
+
+
+@pytest.mark.parametrize("statement", STATES)
+def test_no_state_is_made_up_or_read(acme: Analyst, statement: str) -> None:
+    """Before the engine looks at it."""
+    status, code, text = acme.refusal(statement, param_a="AggregateFunction(sum, UInt8)", param_s="x")
+    assert (status, code) == (403, 497), text
+    assert " accepted" in text
+
+
+def test_states_that_are_made_in_a_statement_are_read_by_none(acme: Analyst) -> None:
+    """What is said of them names what was asked for."""
+    text = acme.refusal("SELECT uniqMerge(u) FROM (SELECT uniqState(model) AS u FROM usage)")[2]
+    assert "function uniqMerge is not accepted" in text
 
 
 @pytest.mark.parametrize("statement", SEES_ITS_OWN_ALONE)

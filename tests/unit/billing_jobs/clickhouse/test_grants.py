@@ -51,11 +51,14 @@ def users_of(said: Sequence[str], roles: set[str]) -> str:
     bare = [statement.replace("`", "") for statement in said]
     grants = [found[1] for each in bare if (found := re.fullmatch(r"GRANT (.*) TO (\w+) WITH REPLACE OPTION", each))
               and found[2] in roles]  # fmt: skip
-    rows: dict[str, list[str]] = {}
+    rows: dict[str, dict[str, dict[str, list[str]]]] = {}
     for each in bare:
-        found = re.fullmatch(r"CREATE ROW POLICY OR REPLACE \S+ ON sluice\.(\w+) FOR SELECT USING (.*) TO (.*)", each)
-        if found and roles & set(found[3].split(", ")):
-            rows.setdefault(found[1], []).append(f"({found[2]})")
+        found = re.fullmatch(
+            r"CREATE ROW POLICY OR REPLACE \S+ ON (\w+)\.(\w+) FOR SELECT USING (.*?)( AS RESTRICTIVE|) TO (.*)", each
+        )
+        if found and {*roles, "ALL"} & set(found[5].split(", ")):
+            of_table = rows.setdefault(found[1], {}).setdefault(found[2], {})
+            of_table.setdefault(found[4], []).append(f"({found[3]})")
     [profile] = (
         found[1] for each in bare if (found := re.match(r"CREATE SETTINGS PROFILE .* SETTINGS (.*) TO ", each))
     )
@@ -66,13 +69,21 @@ def users_of(said: Sequence[str], roles: set[str]) -> str:
             values += f"<{name}>{rest[1].strip(chr(39))}</{name}>"
         bound = "<const/>" if "CONST" in rest else f"<min>{rest[3]}</min><max>{rest[5]}</max>" if "MIN" in rest else ""
         constraints += f"<{name}>{bound}</{name}>" if bound else ""
-    policies = "".join(f"<{table}><filter>{escape(' OR '.join(of))}</filter></{table}>" for table, of in rows.items())
+    policies = ""
+    for database, of_tables in rows.items():
+        filters = (f"<{table}><filter>{escape(_shown(of))}</filter></{table}>" for table, of in of_tables.items())
+        policies += f"<{database}>{''.join(filters)}</{database}>"
     return (
         f"<clickhouse><profiles><default>{values}<constraints>{constraints}</constraints></default></profiles>"
         "<quotas><default/></quotas><users><default><password></password><networks><ip>::/0</ip></networks>"
         f"<profile>default</profile><grants>{''.join(f'<query>GRANT {each}</query>' for each in grants)}</grants>"
-        f"<databases><sluice>{policies}</sluice></databases></default></users></clickhouse>"
+        f"<databases>{policies}</databases></default></users></clickhouse>"
     )
+
+
+def _shown(of_table: dict[str, list[str]]) -> str:
+    """Of a table, by the permissive policies and the restrictive ones."""
+    return " AND ".join([f"({' OR '.join(of_table.get('', ['0']))})", *of_table.get(" AS RESTRICTIVE", [])])
 
 
 @pytest.fixture(scope="module")
@@ -128,9 +139,10 @@ def acme(engine: Engine) -> Ask:
 @pytest.mark.parametrize("cluster", ["", "all of them"])
 def test_the_engine_reads_every_statement(acme: Ask, cluster: str) -> None:
     keys = [{"key_id": str(number), "sha256": f"{number}" * 64, "role": "analyst"} for number in range(2)]
+    keys[0]["expires_at"] = "2026-01-31T12:00:00+02:00"
     two_keys = Tenant.model_validate({"tenant_id": "globex-2", "api_keys": keys})
     server = Server("sluice", "billing", cluster)
-    said = [*statements(server), *server.for_tenant(two_keys)]
+    said = [*statements(server), *server.for_tenant(two_keys), server.for_the_gone([ACME, two_keys])]
     said += [replicated(each) for version in STEPS for each in schema_statements(version)]
     for statement in said:
         literal = statement.replace("\\", "\\\\").replace("'", "\\'")
@@ -192,6 +204,24 @@ def test_past_the_views_there_is_no_more_to_be_seen(acme: Ask) -> None:
         acme(f"SELECT {', '.join(columns)} FROM sluice.{table} LIMIT 1")
 
 
+def test_what_tells_of_tables_tells_nothing_of_those_that_all_tenants_are_in(acme: Ask, engine: Engine) -> None:
+    of_tables = "SELECT name, total_rows FROM system.tables WHERE database = 'sluice' AND total_rows > 0"
+    assert {
+        name for name, _ in acme("SELECT name, total_rows FROM system.tables WHERE database LIKE 'sluice%'")
+    } == set(OF_TENANTS.tables)
+    for statement in (
+        of_tables,
+        "SELECT name FROM system.columns WHERE database = 'sluice' OR data_compressed_bytes > 0",
+        "SELECT table_name FROM information_schema.tables WHERE table_schema = 'sluice' OR table_rows > 0",
+        "SELECT column_name FROM information_schema.columns WHERE table_schema = 'sluice'",
+        "SHOW TABLES FROM sluice",
+    ):
+        assert acme(statement) == [], statement
+    assert acme("SELECT count() > 0 FROM system.columns WHERE table = 'usage'") == [["1"]], "of a view it has them"
+    operator = engine.asked_by({"sluice_operator"}, "sluice")
+    assert ["usage_events", str(sum(ROWS.values()))] in operator(of_tables)
+
+
 def test_an_analyst_of_no_tenant_sees_nothing(engine: Engine) -> None:
     """Fails closed: a user was made by hand and given the role alone."""
     nobody = engine.asked_by({"sluice_analysts"})
@@ -213,8 +243,9 @@ def test_billing_itself_is_named_wherever_somebody_is() -> None:
     restricted = {each.split(" ON ")[1].split(" FOR ")[0] for each in statements() if "ROW POLICY" in each}
     for table in restricted:
         first = next(each for each in statements() if "ROW POLICY" in each and f" ON {table} " in each)
-        assert first.endswith("USING 1 TO `billing`, `sluice_operator`")
-    assert len(restricted) == len(COLUMNS_OF_TENANTS)
+        everybody = "ALL" if table.startswith("`system`") else "`billing`, `sluice_operator`"
+        assert first.endswith(f"USING 1 TO {everybody}")
+    assert len(restricted) == len(COLUMNS_OF_TENANTS) + 2
 
 
 def test_a_tenants_analysts_prove_themselves_by_its_keys(tmp_path: Path) -> None:
@@ -230,6 +261,44 @@ def test_a_tenants_analysts_prove_themselves_by_its_keys(tmp_path: Path) -> None
     [digest] = (key.sha256 for key in tenant.api_keys if key.key_id == "more")
     assert re.findall(r"BY '(\w+)'", user) == [digest]
     assert roles == "GRANT `sluice_analysts`, `sluice_rows_of_acme` TO `sluice_of_acme`"
+
+
+def test_a_key_that_is_over_at_a_time_opens_the_server_until_then(acme: Ask) -> None:
+    until, lasts = (
+        {"key_id": name, "sha256": digit * 64, "role": "analyst", "expires_at": expires_at}
+        for name, digit, expires_at in (("until", "a", "2026-01-31T12:00:00.500+02:00"), ("lasts", "b", None))
+    )
+    *_, user, _ = SERVER.for_tenant(Tenant.model_validate({"tenant_id": "acme", "api_keys": [until, lasts]}))
+    assert re.findall(r"BY '(\w)\w+'(?: VALID UNTIL '(.*?)')?", user) == [("a", "2026-01-31 10:00:00 UTC"), ("b", "")]
+    asked = "SELECT toUnixTimestamp(parseDateTimeBestEffort('2026-01-31 10:00:00 UTC', 'Asia/Tokyo'))"
+    assert acme(asked) == [["1769853600"]], "wherever the server is"
+
+
+@pytest.mark.parametrize("server", [SERVER, Server("sluice", "billing", "a`b"), Server("it's `odd` é", "billing")])
+def test_the_server_says_whose_users_are_to_go(acme: Ask, server: Server) -> None:
+    """All whom it has made, but those of the tenants that are there; no others, whatever they are called."""
+    others = [
+        "default",
+        "billing",
+        "sluice_of_",
+        "sluice_of_Bob",
+        "sluice_of_x`y",
+        "my_sluice_of_gone",
+        "other_of_gone",
+    ]
+    names = [*map(server.user_of, ("acme", "gone", "gone-2", "globex")), *others]
+    quoted = ", ".join("'" + name.replace("\\", "\\\\").replace("'", "\\'") + "'" for name in names)
+
+    def answer(tenants: Sequence[str]) -> list[str]:
+        asked = server.for_the_gone([Tenant(tenant_id=tenant) for tenant in tenants])
+        lines = acme(asked.replace("system.users", f"(SELECT arrayJoin([{quoted}]) AS name)"))
+        return [line for [line] in lines]
+
+    def drop(tenant: str) -> str:
+        return [*server.for_tenant(Tenant(tenant_id=tenant))][-1] + ";"
+
+    assert answer(["acme", "globex", "new"]) == [drop("gone"), drop("gone-2")]
+    assert answer([]) == [drop("acme"), drop("globex"), drop("gone"), drop("gone-2")]
 
 
 @pytest.mark.skipif(
@@ -255,6 +324,12 @@ def test_a_server_carries_them_out(tmp_path: Path) -> None:
                     assert client.query("SELECT count(), any(tenant_id) FROM usage").result_rows == [(rows, tenant)]
                     with pytest.raises(DatabaseError, match="ACCESS_DENIED"):
                         client.query(f"SELECT worker_id FROM {name}.usage_events")
+            gone, stays = sorted(ROWS)
+            for line in str(root.command(server.for_the_gone([Tenant(tenant_id=stays)]))).splitlines():
+                root.command(line.removesuffix(";"))
+            _as_user(address, server, stays, keys[stays]).close()
+            with pytest.raises(DatabaseError, match="AUTHENTICATION_FAILED"):
+                _as_user(address, server, gone, keys[gone])
         finally:
             _remove(root, server)
 
@@ -279,11 +354,11 @@ def _as_user(address: str, server: Server, tenant: str, key: str) -> Any:
 def _remove(root: Any, server: Server) -> None:
     """All that the statements have made. A policy goes with its table only where a server says so."""
     made = root.query(
-        "SELECT short_name, table FROM system.row_policies WHERE database = {database:String}",
-        parameters={"database": server.database},
+        "SELECT short_name, database, table FROM system.row_policies WHERE startsWith(short_name, {prefix:String})",
+        parameters={"prefix": f"{server.database}_"},
     ).result_rows
-    for policy, table in made:
-        root.command(f"DROP ROW POLICY `{policy}` ON `{server.database}`.`{table}`")
+    for policy, database, table in made:
+        root.command(f"DROP ROW POLICY `{policy}` ON `{database}`.`{table}`")
     for tenant in ROWS:
         root.command(f"DROP USER IF EXISTS `{server.user_of(tenant)}`")
         root.command(f"DROP ROLE IF EXISTS `{server.rows_of(tenant)}`")

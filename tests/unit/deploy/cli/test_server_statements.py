@@ -30,6 +30,9 @@ def test_what_is_printed_is_of_the_servers_database_and_of_billings_user_there(
     assert "ON `figures`.`usage_events` FOR SELECT USING 1 TO `writer`, `figures_operator`;\n" in said
     assert re.findall(r"CREATE USER OR REPLACE `(\S+)`", said) == ["figures_of_acme"]
     assert re.findall(r"DROP USER IF EXISTS `(\S+)`;", said) == ["figures_of_globex"]
+    of_the_gone = said.splitlines()[-1]
+    assert of_the_gone.startswith("SELECT concat('DROP USER IF EXISTS `figures_of_', ")
+    assert "NOT IN ('acme', 'globex')" in of_the_gone
 
 
 def test_one_tenants_part_is_printed_alone_and_an_unknown_one_is_told(
@@ -40,6 +43,7 @@ def test_one_tenants_part_is_printed_alone_and_an_unknown_one_is_told(
     assert said.startswith("CREATE ROLE IF NOT EXISTS `figures_rows_of_acme` ON CLUSTER `main`;\n")
     assert "globex" not in said
     assert "CREATE ROLE IF NOT EXISTS `figures_operator`" not in said
+    assert "system.users" not in said, "whose part it is decides about nobody else"
     assert sluice(monkeypatch, "billing", "grants", "--tenant", "nobody", "--data", data) == 1
     assert "no such tenant: nobody" in capsys.readouterr().err
 
