@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from billing_jobs.reconciliation.figures import NOTHING
-from billing_jobs.reconciliation.reconcile import Report
+from billing_jobs.reconciliation.reconcile import Report, all_left_out
 from billing_jobs.rows import INSERT_SETTINGS
 from billing_jobs.store import Connection
 
@@ -51,7 +51,7 @@ class Reconciliations:
             "delivered_hours_differing": len(hours.get("delivered", ())),
             "generated_hours_differing": len(hours.get("generated", ())),
             "hours_apart": len(hours.get("hours", ())),
-            "left_out": "; ".join(report.left_out),
+            "left_out": "; ".join(all_left_out([report])),
         }
         with self._connection.writing() as client:
             client.insert("reconciliations", [[*row.values()]], column_names=[*row], settings=INSERT_SETTINGS)

@@ -1,10 +1,12 @@
 """The log's side: what stands on `usage` in a time, read anew and priced anew."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from threading import Event
 
+from billing_jobs.reconciliation.dropped import Dropped, DroppedMonth, dropped_with
 from billing_jobs.reconciliation.figures import (
     ALL,
     BUCKETS,
@@ -81,22 +83,29 @@ def between(
 @dataclass(slots=True)
 class Read:
     """What `read_usage` found. `accepted_from_ms`: of the bills the first that was accepted; `accepted_hours`: in which
-    hours they were.
+    hours they were. `dropped`: bills that are in no sum.
     """
 
     figures: dict[Source, dict[Key, Figures]]
     accepted_from_ms: int
     accepted_hours: set[int]
     unreadable: int
+    dropped: Counter[DroppedMonth]
 
 
 def read_usage(
-    records: Iterable[LogRecord], prices: OwnPrices, only: frozenset[Key] | None = None, *, buckets: bool = False
+    records: Iterable[LogRecord],
+    prices: OwnPrices,
+    only: frozenset[Key] | None = None,
+    *,
+    buckets: bool = False,
+    dropped: Dropped = (),
 ) -> Read:
-    """The sums of each tenant's hour, in one pass."""
+    """The sums of each tenant's hour, in one pass, without the events that left with a month."""
     bills, delivered = (Sums(only=only, buckets=buckets) for _ in range(2))
     accepted_from_ms, unreadable = 2**53, 0
     accepted_hours: set[int] = set()
+    left: Counter[DroppedMonth] = Counter()
     for record in records:
         try:
             item = read(record.value, record.partition, record.offset, record.timestamp_ms, prices)
@@ -107,15 +116,22 @@ def read_usage(
         if isinstance(item, Bill) and placed is not None:
             accepted_from_ms = min(accepted_from_ms, item.accepted_at_ms)
             accepted_hours.add(hour_of(item.accepted_at_ms))
-            bills.add(placed)
+            if month := dropped_with(dropped, item.accepted_at_ms, record.timestamp_ms):
+                left[month] += 1
+            else:
+                bills.add(placed)
         elif placed is not None:
             delivered.add(placed)
     figures: dict[Source, dict[Key, Figures]] = {"usage": bills.figures(), "delivered": delivered.figures()}
-    return Read(figures, accepted_from_ms, accepted_hours, unreadable)
+    return Read(figures, accepted_from_ms, accepted_hours, unreadable, left)
 
 
 def collect(
-    records: Iterable[LogRecord], prices: OwnPrices, wanted: Iterable[tuple[Source, Key]], most: int
+    records: Iterable[LogRecord],
+    prices: OwnPrices,
+    wanted: Iterable[tuple[Source, Key]],
+    most: int,
+    dropped: Dropped = (),
 ) -> dict[tuple[Source, Key], list[Placed]]:
     """The items of these hours, or of parts of them. Of one that has more than there is room for, `most` in all,
     nothing is given.
@@ -129,6 +145,8 @@ def collect(
         except Unreadable:
             continue
         if item is None:
+            continue
+        if isinstance(item, Bill) and dropped_with(dropped, item.accepted_at_ms, record.timestamp_ms):
             continue
         source: Source = "usage" if isinstance(item, Bill) else "delivered"
         key = key_of(item.tenant_id, record.timestamp_ms)

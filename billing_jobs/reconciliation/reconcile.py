@@ -5,16 +5,19 @@ equal by then, and what the log holds twice is found to be one bill. Memory hold
 hour, and up to `MAX_ITEMS` bills.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from billing_jobs.reconciliation.dropped import Dropped, DroppedMonth, told_of
 from billing_jobs.reconciliation.explain import Difference, explain, shown, unexplained
 from billing_jobs.reconciliation.figures import ALL, Figures, Gap, Key, Placed, Source, Span, gaps, key_of, total
 from billing_jobs.reconciliation.log_side import Records, collect, read_usage
 from billing_jobs.reconciliation.own_bills import OwnPrices
 from billing_jobs.reconciliation.recount import Counted
 from billing_jobs.reconciliation.tables import LONGEST_BEFORE_MS, Tables
+from streams.topics import LONGEST_RESPONSE_MS
 
 MAX_ITEMS = 200_000
 LARGE_ROWS = 50_000
@@ -38,7 +41,8 @@ class Recounts:
 class Report:
     """`hours`: of each source the hours of tenants that differ; `differences` says more of them, as far as is shown.
 
-    `compared`: what the log says of each source. `left_out`: what was not compared, and why.
+    `compared`: what the log says of each source. `left_out`: what was not compared, and why. `dropped`: how many events
+    of the log were not, as they left the tables with a month.
     """
 
     span: Span
@@ -49,6 +53,7 @@ class Report:
     """Of which sums were compared with events."""
     unreadable: int = 0
     left_out: list[str] = field(default_factory=list)
+    dropped: Counter[DroppedMonth] = field(default_factory=Counter)
 
     @property
     def is_equal(self) -> bool:
@@ -59,12 +64,21 @@ class Report:
         self.differences += differences
 
 
+def all_left_out(reports: Sequence[Report]) -> list[str]:
+    """For people, each reason once."""
+    return [
+        *dict.fromkeys(why for report in reports for why in report.left_out),
+        *told_of(report.dropped for report in reports),
+    ]
+
+
 def reconcile(span: Span, records: Records, tables: Tables, recounts: Recounts | None = None) -> Report:
     """`span` is over for both: all that the log has of it is in the tables. Raises what the sides raise."""
     report = Report(span)
-    prices = tables.prices()
-    found = read_usage(records(span), prices)
-    report.unreadable = found.unreadable
+    prices, dropped = tables.prices(), tables.dropped()
+    tables = tables.without(dropped)
+    found = read_usage(records(span), prices, dropped=dropped)
+    report.unreadable, report.dropped = found.unreadable, found.dropped
     accepted_from_ms = min(found.accepted_from_ms, span.from_ms - LONGEST_BEFORE_MS)
     open_gaps: list[Gap] = []
     for source in ("usage", "delivered"):
@@ -72,22 +86,24 @@ def reconcile(span: Span, records: Records, tables: Tables, recounts: Recounts |
         report.compared[source] = total(figures.values())
         open_gaps += gaps(source, figures, tables.figures(source, span, accepted_from_ms))
     if open_gaps:
-        _look_closer(report, open_gaps, records, tables, accepted_from_ms)
+        _look_closer(report, open_gaps, records, tables, accepted_from_ms, dropped)
     _beyond_released(report, tables)
     compare_hours(report, tables, found.accepted_hours)
     if recounts is not None:
-        _recounted(report, tables, recounts)
+        _recounted(report, tables, recounts, dropped)
     return report
 
 
-def _look_closer(report: Report, found: list[Gap], records: Records, tables: Tables, accepted_from_ms: int) -> None:
+def _look_closer(
+    report: Report, found: list[Gap], records: Records, tables: Tables, accepted_from_ms: int, dropped: Dropped
+) -> None:
     """Reads the bills of the hours that differ, again on both sides."""
     span, prices = report.span, tables.prices()
     parts: dict[Gap, list[Gap]] = {gap: [gap] for gap in found if not _is_large(gap)}
     if large := [gap for gap in found if _is_large(gap)]:
-        parts |= _in_parts(large, span, records, prices, tables, accepted_from_ms)
+        parts |= _in_parts(large, span, records, prices, tables, accepted_from_ms, dropped)
     wanted = [(part.source, part.key) for some in parts.values() for part in some]
-    of_log = collect(records(span), prices, wanted, MAX_ITEMS)
+    of_log = collect(records(span), prices, wanted, MAX_ITEMS, dropped)
     for gap, some in parts.items():
         differences: list[Difference] = []
         for part in some:
@@ -106,11 +122,17 @@ def _is_large(gap: Gap) -> bool:
 
 
 def _in_parts(
-    large: list[Gap], span: Span, records: Records, prices: OwnPrices, tables: Tables, accepted_from_ms: int
+    large: list[Gap],
+    span: Span,
+    records: Records,
+    prices: OwnPrices,
+    tables: Tables,
+    accepted_from_ms: int,
+    dropped: Dropped,
 ) -> dict[Gap, list[Gap]]:
     """Of each hour the first parts that differ."""
     only = frozenset(gap.key for gap in large)
-    of_log = read_usage(records(span), prices, only, buckets=True).figures
+    of_log = read_usage(records(span), prices, only, buckets=True, dropped=dropped).figures
     found: dict[Gap, list[Gap]] = {}
     for gap in large:
         of_tables = tables.figures(gap.source, span, accepted_from_ms, frozenset([gap.key]), buckets=True)
@@ -151,10 +173,13 @@ def compare_hours(report: Report, tables: Tables, hours: set[int]) -> None:
         report.add(gap, [unexplained(gap)])
 
 
-def _recounted(report: Report, tables: Tables, recounts: Recounts) -> None:
+def _recounted(report: Report, tables: Tables, recounts: Recounts, dropped: Dropped) -> None:
     span = report.span
     if recounts.complete_to_ms < span.to_ms:
         report.left_out.append("generated: it has not been counted again up to there")
+        return
+    if gone := [str(each.month) for each in dropped if _ended_in(span, each)]:
+        report.left_out.append(f"generated: responses of {', '.join(gone)}, which was dropped, may be among it")
         return
     of_log = recounts.counted.figures(span)
     report.compared["generated"] = total(of_log.values())
@@ -169,9 +194,19 @@ def _recounted(report: Report, tables: Tables, recounts: Recounts) -> None:
             report.add(gap, differences)
 
 
+def _ended_in(span: Span, dropped: DroppedMonth) -> bool:
+    """Whether a response whose event left with the month may have ended then: when it was accepted, who counts again
+    does not remember.
+    """
+    last_ms = min(dropped.dropped_at_ms, dropped.month.end_ms + LONGEST_RESPONSE_MS)
+    return span.to_ms > dropped.month.start_ms and span.from_ms < last_ms
+
+
 def equal_tables(span: Span, rebuilt: Tables, live: Tables) -> Report:
     """The same of tables that were made anew of the log, beside those that are in use. Raises what they raise."""
-    report = Report(span)
+    dropped = live.dropped()
+    rebuilt, live = rebuilt.without(dropped), live.without(dropped)
+    report = Report(span, dropped=rebuilt.dropped_events(span))
     for source in REBUILT:
         of_log, of_live = rebuilt.figures(source, span, 0), live.figures(source, span, 0)
         report.compared[source] = total(of_log.values())

@@ -5,9 +5,12 @@
 connection, or the operator's HTTP interface: one statement serves both, within the bounds of either.
 """
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
+from copy import copy
 from typing import Any
 
+from billing_jobs.reconciliation.dropped import Dropped, DroppedMonth
 from billing_jobs.reconciliation.figures import (
     ALL,
     BUCKETS,
@@ -24,6 +27,7 @@ from billing_jobs.reconciliation.figures import (
     Span,
 )
 from billing_jobs.reconciliation.own_bills import OwnPrices, Price
+from schemas.month import Month
 from streams.clocks import HOUR_MS
 
 Ask = Callable[[str], Sequence[Sequence[Any]]]
@@ -78,6 +82,34 @@ class Tables:
     def __init__(self, ask: Ask, page_rows: int = PAGE_ROWS) -> None:
         self._ask = ask
         self._page_rows = page_rows
+        self._dropped: Dropped = ()
+
+    def without(self, dropped: Dropped) -> "Tables":
+        """Events that left with these months, and are there all the same, are in no sum and no item of a time."""
+        tables = copy(self)
+        tables._dropped = dropped
+        return tables
+
+    def dropped(self) -> Dropped:
+        """Months whose events are gone: of one that was only written down, and stayed, no sums are kept."""
+        rows = self._ask(
+            "SELECT toYear(month) AS year, toMonth(month) AS number, toUnixTimestamp64Milli(max(dropped_at))"
+            " FROM dropped_months WHERE toYYYYMM(month) IN"
+            " (SELECT toYYYYMM(hour) FROM usage_hours WHERE tenant_id = '' AND kind = 'kept')"
+            " GROUP BY year, number ORDER BY year, number"
+        )
+        return tuple(DroppedMonth(Month(int(year), int(number)), int(at_ms)) for year, number, at_ms in rows)
+
+    def dropped_events(self, span: Span) -> Counter[DroppedMonth]:
+        """How many are there and left out."""
+        found: Counter[DroppedMonth] = Counter()
+        for each in self._dropped:
+            [[events]] = self._ask(
+                f"SELECT count() FROM usage_events FINAL WHERE {_between('logged_at', span)} AND {_has(each)}"
+            )
+            if int(events):
+                found[each] = int(events)
+        return found
 
     def prices(self) -> OwnPrices:
         rows = self._ask(
@@ -132,20 +164,29 @@ class Tables:
 
     def beyond_released(self, span: Span) -> list[tuple[Placed, int]]:
         """What gateways say that a viewer had of responses of which less was released, or nothing is billed: the first
-        of them. Vectors have numbers as tokens have, and are none.
+        of them. Vectors have numbers as tokens have, and are none. What may be of a month that was dropped is left out.
         """
         rows = self._ask(
             "SELECT delivered_id, response_id, tenant_id, delivered_tokens, toUnixTimestamp64Milli(logged_at),"
             " released FROM (SELECT * FROM delivered_counts FINAL WHERE"
             f" logged_at >= {_time(span.from_ms)} AND logged_at < {_time(span.to_ms)}) AS given"
-            " LEFT JOIN (SELECT tenant_id, response_id, sum(released_tokens) AS released, any(endpoint) AS endpoint"
+            " LEFT JOIN (SELECT tenant_id, response_id, sum(released_tokens) AS released, any(endpoint) AS endpoint,"
+            " toUnixTimestamp64Milli(any(accepted_at)) AS accepted_ms"
             f" FROM usage_events FINAL WHERE accepted_at >= {_time(span.from_ms - LONGEST_REPLAY_MS)}"
             " GROUP BY tenant_id, response_id) AS billed"
             " ON given.tenant_id = billed.tenant_id AND given.response_id = billed.response_id"
-            " WHERE delivered_tokens > released AND endpoint != 'embeddings'"
+            f" WHERE delivered_tokens > released AND endpoint != 'embeddings'{self._may_be_billed()}"
             f" ORDER BY delivered_id LIMIT {self._page_rows}"
         )
         return [(Placed(_delivered(given), int(at_ms)), int(released)) for *given, at_ms, released in rows]
+
+    def _may_be_billed(self) -> str:
+        """Of a response that is not billed any more nobody knows when it was accepted: `accepted_ms` is 0 then."""
+        return "".join(
+            f" AND NOT (logged_at >= {_time(month.start_ms)} AND logged_at < {_time(month.end_ms + LONGEST_REPLAY_MS)}"
+            f" AND (accepted_ms = 0 OR accepted_ms >= {month.start_ms} AND accepted_ms < {month.end_ms}))"
+            for month, _ in self._dropped
+        )
 
     def hours_apart(self, hours: Collection[int]) -> list[tuple[Key, Figures, Figures]]:
         """Of these hours, in which requests were accepted: where what is told of an hour of a tenant is not the sum of
@@ -223,6 +264,8 @@ class Tables:
         else:
             table, id_, cost = "usage_events", "usage_id", "cost_pico"
             tokens = _TOKENS
+            if span is not None:
+                accepted += "".join(f" AND NOT ({_has(each)})" for each in self._dropped)
         return (
             f"SELECT tenant_id, {id_} AS id, logged_at AS at, {fields}, toUInt64({tokens}) AS tokens,"
             f" toInt128({cost}) AS cost, toInt64(log_partition) AS log_partition, toInt64(log_offset) AS log_offset,"
@@ -278,6 +321,14 @@ _SHAPES: dict[Source, tuple[Callable[[Sequence[Any]], Item], tuple[str, ...]]] =
 
 def _between(column: str, span: Span | None) -> str:
     return "1" if span is None else f"{column} >= {_time(span.from_ms)} AND {column} < {_time(span.to_ms)}"
+
+
+def _has(dropped: DroppedMonth) -> str:
+    """As `DroppedMonth.has`."""
+    month, at_ms = dropped
+    return (
+        f"accepted_at >= {_time(month.start_ms)} AND accepted_at < {_time(month.end_ms)} AND logged_at < {_time(at_ms)}"
+    )
 
 
 def _of(only: frozenset[Key] | None) -> str:

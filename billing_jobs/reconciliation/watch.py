@@ -23,7 +23,7 @@ from billing_jobs.reconciliation.figures import Source, Span
 from billing_jobs.reconciliation.following import GATEWAYS_APART_MS, Following, Pace
 from billing_jobs.reconciliation.history import Reconciliations
 from billing_jobs.reconciliation.log_side import Kept, between, kept
-from billing_jobs.reconciliation.reconcile import SOURCES, Recounts, Report, compare_hours, reconcile
+from billing_jobs.reconciliation.reconcile import SOURCES, Recounts, Report, all_left_out, compare_hours, reconcile
 from billing_jobs.reconciliation.recount import SLOT_MS
 from billing_jobs.reconciliation.standing import Standing, hour_differing, span_of
 from billing_jobs.reconciliation.tables import Tables
@@ -245,7 +245,7 @@ class Watch:
         self._metrics.reconciled_unreadable.inc(report.unreadable)
         _log.info(
             "reconciled", from_ms=report.span.from_ms, to_ms=report.span.to_ms, equal=report.is_equal,
-            sources_left_out=report.left_out,
+            sources_left_out=all_left_out([report]),
             **{f"{source}_rows": each.rows for source, each in report.compared.items()},
         )  # fmt: skip
 

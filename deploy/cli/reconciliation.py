@@ -19,7 +19,16 @@ from billing_jobs.rebuild import COPIED, Rebuilt, copy_rows, rebuild
 from billing_jobs.reconciliation.figures import Source, Span, total
 from billing_jobs.reconciliation.following import Following
 from billing_jobs.reconciliation.log_side import BROKERS_APART_MS, between, kept
-from billing_jobs.reconciliation.reconcile import REBUILT, SOURCES, Recounts, Report, equal_tables, reconcile, slices
+from billing_jobs.reconciliation.reconcile import (
+    REBUILT,
+    SOURCES,
+    Recounts,
+    Report,
+    all_left_out,
+    equal_tables,
+    reconcile,
+    slices,
+)
 from billing_jobs.reconciliation.standing import hour_named
 from billing_jobs.reconciliation.tables import PAGE_ROWS, Ask, Tables
 from billing_jobs.reconciliation.watch import SETTLE_MS
@@ -129,7 +138,7 @@ def _as_json(reports: list[Report]) -> dict[str, Any]:
                 "hours_of_tenants_differing": {source: len(some) for source, some in report.hours.items()},
                 "differences": [each._asdict() for each in report.differences],
                 "unreadable": report.unreadable,
-                "left_out": report.left_out,
+                "left_out": all_left_out([report]),
             }
             for report in reports
         ],
@@ -149,7 +158,7 @@ def _show(reports: list[Report], sources: Sequence[Source] = SOURCES) -> None:
         out.print(escape(what), style="red")
     if len(differences) > MAX_SHOWN:
         out.print(f"and {len(differences) - MAX_SHOWN} more")
-    for why in dict.fromkeys(each for report in reports for each in report.left_out):
+    for why in all_left_out(reports):
         err.print(escape(f"left out: {why}"))
     if unreadable := sum(report.unreadable for report in reports):
         err.print(f"{unreadable} records of usage are no bill; billing writes them to dead-letters")

@@ -41,6 +41,7 @@ class ClosingWorld:
     offset: int = 0
     sink_ms: int = 1
     prices: list[PriceRow] = field(default_factory=lambda: [TINY, EURO])
+    logged: list[LogRecord] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.store = ClickHouseStore(self.database.connection(), lambda: self.sink_ms)
@@ -60,15 +61,22 @@ class ClosingWorld:
     def another_desk(self, tables: InvoiceTables | None = None) -> InvoiceDesk:
         return InvoiceDesk(tables or self.tables, lambda: self.proven_through_ms, self.clock_ms)
 
-    def stored(self, events: Sequence[UsageEvent], computed: Sequence[ComputeRecord] = ()) -> None:
-        """Logged at the next offsets, whether they were logged before or not, and inserted."""
-        logged = [(event.encode(), event.ended_at_ms) for event in events]
-        logged += [(record.encode(), events[-1].ended_at_ms) for record in computed]
+    def stored(
+        self, events: Sequence[UsageEvent], computed: Sequence[ComputeRecord] = (), logged_at_ms: int | None = None
+    ) -> None:
+        """Logged at the next offsets, when they ended if not said otherwise, and inserted."""
+        logged = [(event.encode(), logged_at_ms or event.ended_at_ms) for event in events]
+        logged += [(record.encode(), logged_at_ms or events[-1].ended_at_ms) for record in computed]
         records = [
             LogRecord(TOPIC, 0, self.offset + index, None, value, (), at_ms)
             for index, (value, at_ms) in enumerate(logged)
         ]
         self.offset += len(records)
+        self.logged += records
+        self.insert(records)
+
+    def insert(self, records: Sequence[LogRecord]) -> None:
+        """As billing does that reads them, once more or for the first time."""
         batch = parse_batch(cut_of(records, self.clock_ms()), records, PriceBook(self.prices))
         assert not batch.unusable
         self.store.insert(batch, again=False)
