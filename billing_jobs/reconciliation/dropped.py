@@ -1,11 +1,17 @@
 """Months whose usage events left the tables, by the operator's word: the log still has them, and rightly so. Pure."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import NamedTuple
 
 from schemas.month import Month
+
+LATE_MS = 31 * 86_400_000
+"""So long after its month usage may have been logged, where something was down; not for ever, or nothing could be read
+again that was logged before the last drop."""
+CLOCKS_APART_MS = 300_000
+"""Those of brokers, and billing's."""
 
 
 class DroppedMonth(NamedTuple):
@@ -23,6 +29,17 @@ Dropped = tuple[DroppedMonth, ...]
 def dropped_with(dropped: Dropped, accepted_at_ms: int, logged_at_ms: int) -> DroppedMonth | None:
     """The month with which an event left the tables."""
     return next((each for each in dropped if each.has(accepted_at_ms, logged_at_ms)), None)
+
+
+def brought_back(dropped: Dropped, from_offset: int, offset_at: Callable[[int], int]) -> list[Month]:
+    """Whose events may come into the tables again if a partition is read again from there: kept sums have them already.
+    `offset_at`: of the partition, the first offset that was written then or later.
+    """
+    return [
+        month
+        for month, dropped_at_ms in dropped
+        if from_offset < offset_at(min(dropped_at_ms, month.end_ms + LATE_MS) + CLOCKS_APART_MS)
+    ]
 
 
 def told_of(counts: Iterable[Counter[DroppedMonth]]) -> list[str]:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -15,6 +16,9 @@ from rich.table import Table
 from billing_jobs.cut import AnotherLog, Cut, CutPlanner, CutUnreadable, changed, check_log, committed_cut, cut_of
 from billing_jobs.haste import Haste
 from billing_jobs.positions import OperatorsDecision, StoredPosition
+from billing_jobs.reconciliation.dropped import Dropped, brought_back
+from billing_jobs.reconciliation.tables import Tables
+from billing_jobs.reconciliation.wiring import asking
 from billing_jobs.sink import GROUP
 from billing_jobs.store import ClickHouseStore, Database, StoreError
 from deploy.cli.app import CommandError, DataOption, JsonOption, app, err, out, settings_at
@@ -52,13 +56,14 @@ class Position:
 class Desk:
     """Everything that a decision is made of, while no billing process has the tables open."""
 
-    def __init__(self, settings: Settings, consumer: KafkaConsumer, store: ClickHouseStore) -> None:
+    def __init__(self, settings: Settings, consumer: KafkaConsumer, store: ClickHouseStore, dropped: Dropped) -> None:
         self.settings = settings
         self.group = f"{settings.region}.{GROUP}"
         self.topic = settings.topics.usage.name
         self.log_id = log_id(settings.kafka, self.topic)
         self.consumer = consumer
         self.store = store
+        self.dropped = dropped
 
     def inspect(self, place: TopicPartition) -> Position:
         committed = self.consumer.committed([place])[place]
@@ -141,8 +146,8 @@ def _desk(settings: Settings) -> Iterator[Desk]:
         closing(Database.from_settings(settings)) as database,
     ):
         _open(database)
-        with closing(ClickHouseStore(database.connection())) as store:
-            yield Desk(settings, consumer, store)
+        with closing(ClickHouseStore(database.connection())) as store, closing(database.connection()) as connection:
+            yield Desk(settings, consumer, store, Tables(asking(connection)).dropped())
 
 
 @billing.command()
@@ -163,6 +168,21 @@ def inspect(data: DataOption = DEFAULT_DATA, as_json: JsonOption = False) -> Non
     out.print(f"log: {log}")
 
 
+def _require_shown_once(desk: Desk, place: TopicPartition, from_offset: int, *, unless: bool) -> None:
+    """Events of a month that was dropped are known by no id any more. Raises CommandError."""
+    months = brought_back(desk.dropped, from_offset, partial(desk.consumer.offset_at, place))
+    if not months:
+        return
+    named = ", ".join(map(str, months))
+    err.print(
+        f"{named} was dropped, and the log may still have its events from there on. Billed again, they count beside "
+        "the sums that were kept: `sluice usage`, usage_by_hour, usage_by_day and usage_by_month show them twice from "
+        "then on, also if the month is dropped again. Invoices stay right."
+    )
+    if not unless:
+        raise CommandError(f"usage of {named} would be shown twice: choose a later offset, or say --shown-twice")
+
+
 def _decide(desk: Desk, partition: int, next_offset: int | None, verb: str, yes: bool) -> None:
     """`next_offset` None: where the group's commit is, or the log's end, if that is before."""
     place = TopicPartition(desk.topic, partition)
@@ -176,7 +196,7 @@ def _decide(desk: Desk, partition: int, next_offset: int | None, verb: str, yes:
     err.print(f"partition {partition}: {escape(found.wrong) or 'nothing is wrong'}")
     err.print(
         f"Billing will go on at offset {next_offset} of {found.begin} to {found.end}. What stands below is not billed "
-        "from this log; what is billed twice counts once."
+        "from this log; what is billed twice counts once, but for months that were dropped."
     )
     if not yes:
         typer.confirm("Go on?", abort=True)
@@ -197,7 +217,13 @@ def recut(
     from_offset: Annotated[int, typer.Option("--from", min=0, help="The first offset to bill.")],
     data: DataOption = DEFAULT_DATA,
     yes: YesOption = False,
+    shown_twice: Annotated[
+        bool, typer.Option("--shown-twice", help="Also where usage of months that were dropped is shown twice then.")
+    ] = False,
 ) -> None:
     """Bills a partition again from an offset on."""
     with _desk(settings_at(DataFolder(data))) as desk:
+        place = TopicPartition(desk.topic, partition)
+        if place in desk.consumer.partitions(desk.topic):
+            _require_shown_once(desk, place, from_offset, unless=shown_twice)
         _decide(desk, partition, from_offset, "recut", yes)
