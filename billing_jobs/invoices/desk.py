@@ -87,8 +87,8 @@ class InvoiceDesk:
     # -- invoices -------------------------------------------------------------------------------------------------
 
     def listed(self, tenant_id: str | None, month: str | None) -> dict[str, Any]:
-        """The oldest first; `open` are months with usage that no invoice has. Raises InvoiceRefused, StoreError, as all
-        below.
+        """The oldest first; `open` are months with usage that are not closed, `without_invoice` those that were closed
+        when there was none to make. Raises InvoiceRefused, StoreError, as all below.
         """
         only = None if month is None else parse_month(month)
         invoices = [
@@ -103,11 +103,16 @@ class InvoiceDesk:
             {"tenant_id": tenant, "month": str(of_month), "events": events}
             for tenant, of_month, events in self._tables.unclosed(tenant_id, only)
         ]
-        return {"invoices": invoices, "open": unclosed}
+        without = [
+            {"tenant_id": each.tenant_id, "month": str(each.month), "closed_at": moment(each.closed_at_ms),
+             "late_events": each.late_events}
+            for each in self._tables.without_invoice(tenant_id, only)
+        ]  # fmt: skip
+        return {"invoices": invoices, "open": unclosed, "without_invoice": without}
 
     def shown(self, tenant_id: str, month: str) -> dict[str, Any]:
         closed = self._closed(tenant_id, parse_month(month))
-        return {"is_draft": False, "invoices": _told(closed)}
+        return _shown(closed)
 
     def draft(self, tenant_id: str, month: str) -> dict[str, Any]:
         """What would stand on the invoices if the month were closed now; it need not have ended."""
@@ -146,7 +151,7 @@ class InvoiceDesk:
         if not self._tables.decide(closed):
             raise InvoiceRefused(f"another month of {tenant_id}, or this one, was just closed; ask again", None, 409)
         _log.info("month_closed", tenant=tenant_id, month=str(of_month), number=closing.number, sha256=closed.sha256)
-        return {"is_draft": False, "invoices": _told(closed)}
+        return _shown(closed)
 
     def check(self, tenant_id: str, month: str) -> dict[str, Any]:
         """Makes the invoices again from what they were made of, and compares what they count with the tables of usage
@@ -164,6 +169,7 @@ class InvoiceDesk:
         dropped_ms = self._tables.dropped(of_month)
         return {
             "reproduced": told == closed.documents and hashes == closed.sha256,
+            "closed_at": moment(closed.closing.closed_at_ms),
             "sha256": list(closed.sha256),
             "to_be_added": [
                 {"kind": each.kind, "model": each.model, "currency": each.currency, "price_id": each.price_id,
@@ -292,6 +298,10 @@ def _require_over(month: Month, through_ms: int) -> None:
 
 def _with_hash(document: dict[str, Any]) -> dict[str, Any]:
     return {**document, "sha256": content_sha256(document)}
+
+
+def _shown(closed: Closed) -> dict[str, Any]:
+    return {"is_draft": False, "closed_at": moment(closed.closing.closed_at_ms), "invoices": _told(closed)}
 
 
 def _told(closed: Closed) -> list[dict[str, Any]]:

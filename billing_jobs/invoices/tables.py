@@ -78,6 +78,16 @@ class Headline:
 
 
 @dataclass(frozen=True, slots=True)
+class WithoutInvoice:
+    """A month that was closed when there was nothing to invoice; with the events that came since and are on none."""
+
+    tenant_id: str
+    month: Month
+    closed_at_ms: int
+    late_events: int
+
+
+@dataclass(frozen=True, slots=True)
 class OldPart:
     """The one part in which the engine has all events of a month, until another comes; `event_id` is one of them.
     `summed`: what counted of the month before it was looked for.
@@ -147,6 +157,25 @@ class InvoiceTables:
             **_chosen(tenant_id, month),
         )
         return [(tenant, Month(day.year, day.month), int(events)) for tenant, day, events in rows]
+
+    def without_invoice(self, tenant_id: str | None, month: Month | None) -> list[WithoutInvoice]:
+        """The oldest months first."""
+        rows = self._rows(
+            "WITH closed AS (SELECT tenant_id, month, closed_at FROM counting_closings WHERE empty(documents)"
+            " AND ({all:UInt8} OR tenant_id = {tenant:String}) AND ({always:UInt8} OR month = {month:Date})),"
+            " came AS (SELECT tenant_id, toStartOfMonth(accepted_at) AS month, count() AS events"
+            " FROM usage_events FINAL WHERE charge_state IN ('priced', 'suspense')"
+            " AND (tenant_id, month) IN (SELECT tenant_id, month FROM closed)"
+            " AND usage_id NOT IN (SELECT usage_id FROM invoiced_usage"
+            " WHERE (tenant_id, month) IN (SELECT tenant_id, month FROM closed)) GROUP BY tenant_id, month)"
+            " SELECT tenant_id, month, toUnixTimestamp64Milli(closed_at), events FROM closed"
+            " LEFT JOIN came USING (tenant_id, month) ORDER BY month, tenant_id LIMIT {limit:UInt32}",
+            **_chosen(tenant_id, month),
+        )
+        return [
+            WithoutInvoice(tenant, Month(day.year, day.month), int(at_ms), int(events))
+            for tenant, day, at_ms, events in rows
+        ]
 
     def closings(self, tenant_id: str, month: Month | None = None) -> list[Closed]:
         """In the order in which they were made."""

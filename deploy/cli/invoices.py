@@ -39,6 +39,9 @@ OfMonthOption = Annotated[
 ]
 
 
+_WITHOUT_INVOICE = "without an invoice: there was nothing to invoice. What comes later is on the next one"
+
+
 class Shape(StrEnum):
     TEXT = "text"
     JSON = "json"
@@ -66,7 +69,8 @@ def _line_row(line: dict[str, Any], indent: str = "") -> list[str]:
 
 def print_invoices(answer: dict[str, Any], console: Console = out) -> None:
     if not answer["invoices"]:
-        console.print("nothing was used")
+        is_draft = answer["is_draft"]
+        console.print("nothing to invoice" if is_draft else f"closed at {answer['closed_at']}, {_WITHOUT_INVOICE}")
     for invoice in answer["invoices"]:
         title = f"{'DRAFT, ' if answer['is_draft'] else ''}{invoice['invoice_id']}"
         table = Table(title=escape(title), title_justify="left")
@@ -110,7 +114,7 @@ def invoice_list(
     data: DataOption = DEFAULT_DATA,
     as_json: JsonOption = False,
 ) -> None:
-    """Invoices, and months with usage that have none yet."""
+    """Invoices, months with usage that are not closed yet, and those that were closed without an invoice."""
     asked = urlencode({name: value for name, value in (("tenant_id", tenant), ("month", month)) if value})
     answer = _ask(data, "GET", f"/internal/invoices?{asked}")
     if as_json:
@@ -122,6 +126,9 @@ def invoice_list(
         table.add_row(escape(each["tenant_id"]), each["month"], escape(each["invoice_id"]), total, each["closed_at"])
     for each in answer["open"]:
         table.add_row(escape(each["tenant_id"]), each["month"], "open", f"{each['events']} events", "")
+    for each in answer["without_invoice"]:
+        late = f"{each['late_events']} late events, for the next one" if each["late_events"] else "nothing"
+        table.add_row(escape(each["tenant_id"]), each["month"], "closed without one", late, each["closed_at"])
     out.print(table)
 
 
@@ -154,6 +161,8 @@ def invoice_close(
     if not yes:
         draft = _ask(data, "GET", _of(tenant, month, "/draft"))
         print_invoices(draft)
+        if not draft["invoices"]:
+            err.print("closed so, the month has no invoice for good, and what comes later of it is on the next one")
         if not typer.confirm("Close the month so?", err=True):
             raise CommandError("nothing was changed")
         asked["expected"] = {invoice["currency"]: invoice["exact"] for invoice in draft["invoices"]}
@@ -178,7 +187,11 @@ def invoice_check(
             err.print(f"its usage events left the tables at {found['dropped_at']}")
     if not found["reproduced"]:
         raise CommandError("the invoices cannot be made again: what they were made of, or they, have been changed")
-    if not as_json:
+    if as_json:
+        return
+    if not found["sha256"]:
+        out.print(f"closed at {found['closed_at']}, {_WITHOUT_INVOICE}")
+    else:
         out.print("the same to the byte: " + ", ".join(found["sha256"]))
 
 

@@ -23,7 +23,7 @@ from billing_jobs.store import Database
 from deploy.cli import invoices
 from deploy.cli.app import CommandError, app
 from streams.keyring import Keyring
-from tests.unit.billing_jobs.invoices.closing_world import DECEMBER, NOVEMBER, ClosingWorld, event_in
+from tests.unit.billing_jobs.invoices.closing_world import DECEMBER, NOVEMBER, OCTOBER, ClosingWorld, event_in
 
 SECRET = "s" * 40
 Sluice = Callable[..., Result]
@@ -88,6 +88,35 @@ def test_a_month_is_drafted_closed_shown_in_each_format_and_checked(sluice: Slui
     assert [each["invoice_id"] for each in listed["invoices"]] == ["acme-2025-11-EUR", "acme-2025-11-USD"]
     assert listed["open"] == [{"tenant_id": "acme", "month": "2025-12", "events": 1}]
     assert "open" in done(sluice("invoice", "list", "--month", "2025-12"))
+
+
+def test_a_month_that_is_closed_with_nothing_to_invoice_is_told_as_closed_and_what_comes_late_of_it(
+    sluice: Sluice, world: ClosingWorld
+) -> None:
+    asked = sluice("invoice", "close", "acme", "2025-10")
+    assert "nothing to invoice" in asked.output
+    assert "has no invoice for good" in asked.output
+    assert "without an invoice" in done(sluice("invoice", "close", "acme", "2025-10", "--yes"))
+    assert "without an invoice" in done(sluice("invoice", "show", "acme", "2025-10"))
+    checked = done(sluice("invoice", "check", "acme", "2025-10"))
+    assert "without an invoice" in checked
+    assert "to the byte" not in checked
+
+    def listed() -> list[tuple[str, str, int]]:
+        answer = json.loads(done(sluice("invoice", "list", "acme", "--json")))
+        assert "2025-10" not in [each["month"] for each in answer["open"]]
+        return [(each["tenant_id"], each["month"], each["late_events"]) for each in answer["without_invoice"]]
+
+    assert listed() == [("acme", "2025-10", 0)]
+    world.stored([event_in(OCTOBER, 7), event_in(OCTOBER, 8)])
+    assert listed() == [("acme", "2025-10", 2)]
+    shown = done(sluice("invoice", "list", "--month", "2025-10"))
+    assert "closed without one" in shown
+    assert "2 late events" in shown
+    assert "late, for the next invoice" in sluice("invoice", "check", "acme", "2025-10").output
+    world.closed(NOVEMBER)
+    assert listed() == [("acme", "2025-10", 0)], "they are on it"
+    assert json.loads(done(sluice("invoice", "list", "globex", "--json")))["without_invoice"] == []
 
 
 def test_who_does_not_confirm_closes_nothing(sluice: Sluice, world: ClosingWorld) -> None:
