@@ -14,6 +14,7 @@ from billing_jobs.haste import Haste
 from billing_jobs.metrics import BillingMetrics
 from billing_jobs.positions import StoredPosition
 from billing_jobs.pricing import PRICES_SETTLE_MS, PriceBook, PriceRow
+from billing_jobs.progress import Instant, Looks, PartitionProgress, Progress
 from billing_jobs.reading import Unusable
 from billing_jobs.store import BatchStore, StoreError
 from streams.clocks import is_due, monotonic_ms
@@ -35,57 +36,6 @@ _DELIVERY_TIMEOUT_S = 10.0
 _OUTAGE_POLL_S = 0.1
 
 _log = structlog.get_logger()
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far the tables are behind the log, as seen at `observed_at_ms`.
-
-    Every record that was in the log by `stored_through_ms` is in the tables; 0 while nothing is known. Where nothing is
-    behind that is a time of this machine's clock. `lost_records` of those behind are not in the log any more.
-    """
-
-    lag_records: int
-    stored_through_ms: int
-    observed_at_ms: int
-    lost_records: int = 0
-    newest_logged_at_ms: int = 0
-    """Of what was stored before anybody looked how far the log goes, by the broker's clock."""
-
-    @property
-    def proven_through_ms(self) -> int:
-        """As `stored_through_ms`, but never beyond what the log's own clock has shown: a clock of ours that is ahead
-        moves it no further. It stands still while nothing is logged.
-        """
-        # What was logged in that millisecond may not all have been there.
-        return min(self.stored_through_ms, max(0, self.newest_logged_at_ms - 1))
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionProgress:
-    """`stored` None: nothing of it is stored yet."""
-
-    low_offset: int
-    end_offset: int
-    stored: StoredPosition | None
-
-
-def measure(
-    partitions: Iterable[PartitionProgress], observed_at_ms: int, newest_logged_at_ms: int = 0
-) -> Progress:  # fmt: skip
-    """`observed_at_ms` and `newest_logged_at_ms` were read before the end offsets were. Record times are the broker's
-    append times.
-    """
-    lag_records, through_ms, lost_records = 0, observed_at_ms, 0
-    for partition in partitions:
-        if partition.stored is not None:
-            lost_records += max(partition.low_offset - partition.stored.next_offset, 0)
-        next_offset = max(partition.low_offset, partition.stored.next_offset if partition.stored else 0)
-        if next_offset < partition.end_offset:
-            lag_records += partition.end_offset - next_offset
-            # What was logged in the same millisecond as the last stored record may not be stored.
-            through_ms = min(through_ms, max(0, partition.stored.logged_at_ms - 1) if partition.stored else 0)
-    return Progress(lag_records, through_ms, observed_at_ms, lost_records, newest_logged_at_ms)
 
 
 def backoff_ms(failures: int) -> int:
@@ -177,6 +127,7 @@ class Sink:
         self._stored: dict[TopicPartition, StoredPosition] = {}
         self._decisions: dict[TopicPartition, int] = {}
         """Of an operator, by when the partition was taken over."""
+        self._looks = Looks()
         self._progress_due_ms = 0
         self.progress = Progress(0, 0, 0)
         consumer.subscribe([usage_topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked)
@@ -290,6 +241,7 @@ class Sink:
         if self._pending is None:
             for partition in self._planner.doubtful():
                 _log.warning("log_went_back", partition=partition.partition)
+                self._looks.forget(partition)
                 self._take_anew(partition)
         waiting = self._unpositioned & set(self._consumer.assignment())
         if not waiting:
@@ -428,7 +380,9 @@ class Sink:
         if not pending.is_full:
             rows = len(batch.usage) + len(batch.compute) + len(batch.delivered) + len(batch.presence)
             self._haste.inserted(took_ms, rows, ended_ms)
-        self._stored[batch.cut.source] = StoredPosition(batch.cut.last + 1, batch.last_logged_at_ms, batch.log_id)
+        self._stored[batch.cut.source] = StoredPosition(
+            batch.cut.last + 1, batch.last_logged_at_ms, batch.log_id, batch.decisions
+        )
         self._metrics.rows.labels("usage_events").inc(len(batch.usage))
         self._metrics.rows.labels("compute_records").inc(len(batch.compute))
         self._metrics.rows.labels("delivered_counts").inc(len(batch.delivered))
@@ -476,23 +430,23 @@ class Sink:
     # -- what others see ------------------------------------------------------------------------------------------
 
     def _report(self) -> None:
-        now_ms = self._clock_ms()
-        if not is_due(self._progress_due_ms, now_ms, PROGRESS_PERIOD_MS):
+        now = Instant(self._clock_ms(), self._monotonic_ms())
+        if not is_due(self._progress_due_ms, now.now_ms, PROGRESS_PERIOD_MS):
             return
-        self._progress_due_ms = now_ms + PROGRESS_PERIOD_MS
+        self._progress_due_ms = now.now_ms + PROGRESS_PERIOD_MS
         try:
             places = self._consumer.partitions(self._topic)
             self._look_at_others(places)
             newest_logged_at_ms = max((each.logged_at_ms for each in self._stored.values()), default=0)
-            partitions = [self._partition_progress(each) for each in places]
+            partitions = {each: self._partition_progress(each) for each in places}
         except LogError as error:
             if not error.retriable:
                 raise
             _log.warning("progress_unknown", error=str(error), repeats=True)
         else:
-            self.progress = measure(partitions, now_ms, newest_logged_at_ms)
+            self.progress = self._looks.look(partitions, now, newest_logged_at_ms)
             self._metrics.lag_records.set(self.progress.lag_records)
-        self._metrics.lag_seconds.set((now_ms - self.progress.stored_through_ms) / 1_000)
+        self._metrics.lag_seconds.set((now.now_ms - self.progress.stored_through_ms) / 1_000)
 
     def _look_at_others(self, partitions: Iterable[TopicPartition]) -> None:
         """What other members have stored."""

@@ -5,26 +5,20 @@ from dataclasses import replace
 from types import MethodType
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from billing_jobs.cut import Batch
-from billing_jobs.positions import StoredPosition
 from billing_jobs.pricing import PRICES_SETTLE_MS
 from billing_jobs.sink import (
     GROUP,
     MAX_BACKOFF_MS,
     REPRICE_PERIOD_MS,
     REPRICE_ROWS,
-    PartitionProgress,
-    Progress,
     backoff_ms,
-    measure,
 )
 from schemas.base import Scope
 from streams.log.memory import Crashed, Fault, FaultKind, MemoryConsumer
 from streams.log.port import LogError, TopicPartition
-from tests.unit.billing_jobs.events import NOON_MS, compute_record, delivered_count, presence, usage_event
+from tests.unit.billing_jobs.events import compute_record, delivered_count, presence, usage_event
 from tests.unit.billing_jobs.sink_world import (
     COST_PICO,
     PRICE,
@@ -486,36 +480,6 @@ def test_what_was_stored_without_a_price_is_looked_at_again_after_a_while() -> N
     world.repricings.clear()
     world.steps(member, 50, each_ms=REPRICE_PERIOD_MS // 50)
     assert world.repricings == [0]
-
-
-def test_progress_is_the_oldest_partition_that_is_behind() -> None:
-    caught_up = PartitionProgress(0, 10, StoredPosition(10, 500))
-    behind = PartitionProgress(0, 20, StoredPosition(15, 700))
-    expired = PartitionProgress(30, 30, StoredPosition(20, 600))
-    untouched = PartitionProgress(5, 9, None)
-    assert measure([caught_up, expired], 1_000) == Progress(0, 1_000, 1_000, lost_records=10)
-    assert measure([caught_up, behind], 1_000) == Progress(5, 699, 1_000), "its last millisecond may hold more"
-    assert measure([behind, untouched], 1_000) == Progress(9, 0, 1_000)
-
-
-def test_what_is_proven_is_known_at_the_first_look_also_of_what_another_has_stored() -> None:
-    world = World()
-    put_usage(world, 0, 3)
-    world.steps(world.member())
-    another = world.member("b")
-    another.sink.step()
-    assert another.sink.progress.lag_records == 0
-    assert another.sink.progress.proven_through_ms == NOON_MS - 1
-
-
-@given(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9))
-def test_what_is_proven_is_neither_beyond_what_is_stored_nor_beyond_the_newest_record(
-    observed_ms: int, logged_ms: int, stored_ms: int
-) -> None:
-    some = PartitionProgress(0, 10, StoredPosition(9, stored_ms))
-    known = measure([some], observed_ms, logged_ms)
-    assert known.proven_through_ms == min(known.stored_through_ms, max(0, logged_ms - 1))
-    assert known.proven_through_ms <= min(observed_ms, logged_ms, stored_ms)
 
 
 def test_backoff_grows_and_is_bounded() -> None:
