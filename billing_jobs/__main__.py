@@ -115,6 +115,7 @@ def make_sink(
         store=store,
         load_prices=PriceSource(store, lost, teller).load,
         reprice=store.reprice,
+        usage_waits=store.usage_waits,
         log_id=lambda: log_id(settings.kafka, settings.topics.usage.name),
         usage_topic=settings.topics.usage.name,
         dead_letter_topic=settings.topics.dead_letters.name,
