@@ -148,9 +148,10 @@ class _Timed:
 def _sink(log: MemoryLog, store: object) -> Sink:
     return Sink(
         consumer=log.consumer(GROUP, "bench"), producer=log.producer("bench"), store=store,  # type: ignore[arg-type]
-        load_prices=lambda: PRICES, reprice=lambda _rows: 0, log_id=lambda: "bench/bench", usage_topic=TOPIC,
-        dead_letter_topic=DEAD_LETTERS, batch_rows=BATCH_ROWS, batch_wait_ms=BATCH_WAIT_MS,
-        quick_wait_ms=QUICK_WAIT_MS, clock_ms=now_ms, metrics=BillingMetrics(CollectorRegistry()),
+        load_prices=lambda: PRICES, reprice=lambda _rows: 0, usage_waits=lambda: False,
+        log_id=lambda: "bench/bench", usage_topic=TOPIC, dead_letter_topic=DEAD_LETTERS, batch_rows=BATCH_ROWS,
+        batch_wait_ms=BATCH_WAIT_MS, quick_wait_ms=QUICK_WAIT_MS, clock_ms=now_ms,
+        metrics=BillingMetrics(CollectorRegistry()),
     )  # fmt: skip
 
 

@@ -23,13 +23,14 @@ from billing_jobs.invoices.tables import InvoiceTables
 from billing_jobs.metrics import BillingMetrics
 from billing_jobs.price_topic import LostPrices, PriceSource, PriceTeller
 from billing_jobs.pricing import PICO_PER_UNIT, PriceInexact, first_prices, price_row, priced_otherwise
+from billing_jobs.progress import Progress
 from billing_jobs.queries import Reader, read_settings, usage_settings
 from billing_jobs.reconciliation.wiring import watching
 from billing_jobs.rollups.roller import Roller
 from billing_jobs.rollups.tables import ROLLER_SETTINGS
 from billing_jobs.server import Sql, create_app, price_desk, sql_reader, usage_readers
 from billing_jobs.server_config import ServerConfig
-from billing_jobs.sink import GROUP, Progress, Sink
+from billing_jobs.sink import GROUP, Sink
 from billing_jobs.store import ClickHouseStore, Database, SchemaTooNew, StoreError
 from billing_jobs.webhooks.wiring import check_webhooks, delivering
 from streams.clocks import now_ms
@@ -114,6 +115,7 @@ def make_sink(
         store=store,
         load_prices=PriceSource(store, lost, teller).load,
         reprice=store.reprice,
+        usage_waits=store.usage_waits,
         log_id=lambda: log_id(settings.kafka, settings.topics.usage.name),
         usage_topic=settings.topics.usage.name,
         dead_letter_topic=settings.topics.dead_letters.name,

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import structlog
 
-from billing_jobs.sink import Progress
+from billing_jobs.progress import Progress
 from schemas.billed import Billed
 from streams.log.port import LogError, LogProducer
 

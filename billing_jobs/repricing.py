@@ -17,6 +17,17 @@ _PRICED_NOW = """
         AND event.lane = price.lane AND event.region = price.region AND event.accepted_at >= price.valid_from
     WHERE price.price_id != ''
 """
+_MONTHS = (
+    "SELECT DISTINCT toYYYYMM(accepted_at) FROM usage_events WHERE charge_state = 'suspense'"
+    " AND billing_rule_version <= {rule:UInt16}"
+)
+"""Read without FINAL, where next to nothing waits: which months must be read with it."""
+_MONTHS_OF_PRICED = f"{_MONTHS} AND model IN (SELECT model FROM prices)"  # noqa: S608 - ours
+_IS_ANY_LEFT = """
+    SELECT 1 FROM usage_events FINAL
+    WHERE toYYYYMM(accepted_at) = {month:UInt32} AND charge_state = 'suspense' AND billing_rule_version <= {rule:UInt16}
+    LIMIT 1
+"""
 _WAITING = (
     "SELECT event.usage_id, event.tenant_id, toUnixTimestamp(toStartOfHour(event.accepted_at)) * 1000"
     f" {_PRICED_NOW} LIMIT {{max_rows:UInt32}}"
@@ -41,12 +52,7 @@ def reprice(client: Any, max_rows: int, open_hours: Callable[[Iterable[int]], No
     are written to.
     """
     rule = {"rule": BILLING_RULE_VERSION}
-    # Read without FINAL, where next to nothing waits: which months must be read with it.
-    months = client.query(
-        "SELECT DISTINCT toYYYYMM(accepted_at) FROM usage_events WHERE charge_state = 'suspense'"
-        " AND billing_rule_version <= {rule:UInt16} AND model IN (SELECT model FROM prices)",
-        parameters=rule,
-    ).result_rows
+    months = client.query(_MONTHS_OF_PRICED, parameters=rule).result_rows
     for [month] in months:
         found = client.query(_WAITING, parameters={**rule, "month": month, "max_rows": max_rows}).result_rows
         if not found:
@@ -65,3 +71,10 @@ def reprice(client: Any, max_rows: int, open_hours: Callable[[Iterable[int]], No
         )
         return len(found)
     return 0
+
+
+def usage_waits(client: Any) -> bool:
+    """Whether any row waits for a price, known or not."""
+    rule = {"rule": BILLING_RULE_VERSION}
+    months = client.query(_MONTHS, parameters=rule).result_rows
+    return any(client.query(_IS_ANY_LEFT, parameters={**rule, "month": month}).result_rows for [month] in months)

@@ -24,10 +24,10 @@ from billing_jobs.error_answers import error_answer
 from billing_jobs.price_changes import PriceRefused
 from billing_jobs.price_desk import PriceDesk, PricesApplied, PricesAsked, PricesUnknown
 from billing_jobs.pricing import PriceInexact, PriceRow
+from billing_jobs.progress import Progress
 from billing_jobs.queries import Reader, SqlResult
 from billing_jobs.readers import LONGEST_S, RETRY_AFTER_S, R, ReaderBusy, ReaderPool, operators_desk
 from billing_jobs.shared_answers import SharedAnswers
-from billing_jobs.sink import Progress
 from billing_jobs.sql_guard import MAX_SQL_CHARS, SqlRefused
 from billing_jobs.store import ClickHouseStore, StoreError
 from billing_jobs.usage_routes import MAX_KEPT_BYTES, MAX_KEPT_BYTES_OF_TENANT, add_usage_routes

@@ -11,9 +11,11 @@ import structlog
 
 from billing_jobs.cut import Batch, CutPlanner, check_log, parse_batch, priced
 from billing_jobs.haste import Haste
+from billing_jobs.known_prices import KnownPrices
 from billing_jobs.metrics import BillingMetrics
 from billing_jobs.positions import StoredPosition
-from billing_jobs.pricing import PRICES_SETTLE_MS, PriceBook, PriceRow
+from billing_jobs.pricing import PriceBook, PriceRow
+from billing_jobs.progress import Instant, Looks, PartitionProgress, Progress
 from billing_jobs.reading import Unusable
 from billing_jobs.store import BatchStore, StoreError
 from streams.clocks import is_due, monotonic_ms
@@ -29,63 +31,14 @@ FIRST_BACKOFF_MS = 100
 MAX_BACKOFF_MS = 10_000
 PROGRESS_PERIOD_MS = 1_000
 REPRICE_PERIOD_MS = 60_000
+PRICES_LOOK_PERIOD_MS = 10_000
+"""While usage waits for a price."""
 REPRICE_ROWS = 1_000
 """At once: between them the log is read. Their ids travel in an address, which servers and proxies bound."""
 _DELIVERY_TIMEOUT_S = 10.0
 _OUTAGE_POLL_S = 0.1
 
 _log = structlog.get_logger()
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far the tables are behind the log, as seen at `observed_at_ms`.
-
-    Every record that was in the log by `stored_through_ms` is in the tables; 0 while nothing is known. Where nothing is
-    behind that is a time of this machine's clock. `lost_records` of those behind are not in the log any more.
-    """
-
-    lag_records: int
-    stored_through_ms: int
-    observed_at_ms: int
-    lost_records: int = 0
-    newest_logged_at_ms: int = 0
-    """Of what was stored before anybody looked how far the log goes, by the broker's clock."""
-
-    @property
-    def proven_through_ms(self) -> int:
-        """As `stored_through_ms`, but never beyond what the log's own clock has shown: a clock of ours that is ahead
-        moves it no further. It stands still while nothing is logged.
-        """
-        # What was logged in that millisecond may not all have been there.
-        return min(self.stored_through_ms, max(0, self.newest_logged_at_ms - 1))
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionProgress:
-    """`stored` None: nothing of it is stored yet."""
-
-    low_offset: int
-    end_offset: int
-    stored: StoredPosition | None
-
-
-def measure(
-    partitions: Iterable[PartitionProgress], observed_at_ms: int, newest_logged_at_ms: int = 0
-) -> Progress:  # fmt: skip
-    """`observed_at_ms` and `newest_logged_at_ms` were read before the end offsets were. Record times are the broker's
-    append times.
-    """
-    lag_records, through_ms, lost_records = 0, observed_at_ms, 0
-    for partition in partitions:
-        if partition.stored is not None:
-            lost_records += max(partition.low_offset - partition.stored.next_offset, 0)
-        next_offset = max(partition.low_offset, partition.stored.next_offset if partition.stored else 0)
-        if next_offset < partition.end_offset:
-            lag_records += partition.end_offset - next_offset
-            # What was logged in the same millisecond as the last stored record may not be stored.
-            through_ms = min(through_ms, max(0, partition.stored.logged_at_ms - 1) if partition.stored else 0)
-    return Progress(lag_records, through_ms, observed_at_ms, lost_records, newest_logged_at_ms)
 
 
 def backoff_ms(failures: int) -> int:
@@ -107,6 +60,8 @@ class _Pending:
     stage: _Stage
     recovered: bool
     is_full: bool
+    book: PriceBook
+    """It is charged by."""
     insert_attempts: int = 0
     inserting: Future[int] | None = None
     """How many milliseconds it took."""
@@ -125,8 +80,9 @@ class Sink:
     `load_prices` gives every price appended by now, by whichever member; it raises StoreError, LogError, and
     SchemaTooNew where this program may not understand them. `log_id` says which log this is, empty where that is not
     known; it raises LogError. `reprice` gives up to so many rows that wait for a price the one that is known now, and
-    says how many; it raises StoreError. `progress` may be read from other threads. Raises CutUnreadable, AnotherLog,
-    SchemaTooNew and LogError (not retriable); then the process must end, and the next one resumes from the commits.
+    says how many, and `usage_waits` whether any waits; they raise StoreError. `progress` may be read from other
+    threads. Raises CutUnreadable, AnotherLog, SchemaTooNew and LogError (not retriable); then the process must end, and
+    the next one resumes from the commits.
     """
 
     def __init__(
@@ -138,6 +94,7 @@ class Sink:
         load_prices: Callable[[], list[PriceRow]],
         log_id: Callable[[], str],
         reprice: Callable[[int], int],
+        usage_waits: Callable[[], bool],
         usage_topic: str,
         dead_letter_topic: str,
         batch_rows: int,
@@ -151,15 +108,14 @@ class Sink:
         self._consumer = consumer
         self._producer = producer
         self._store = store
-        self._load_prices = load_prices
         self._look_up_log_id = log_id
         self._reprice_rows = reprice
+        self._usage_waits = usage_waits
         self._reprice_at_ms: int | None = 0
+        self._look_for_prices_at_ms: int | None = None
+        """None: nothing waits for one, as far as is known."""
         self._log_id = ""
-        self._prices: list[PriceRow] = []
-        self._book = PriceBook(self._prices)
-        self._prices_read_at_ms: int | None = None
-        """By the monotonic clock."""
+        self._prices = KnownPrices(load_prices, clock_ms, monotonic_ms)
         self._topic = usage_topic
         self._dead_letter_topic = dead_letter_topic
         self._clock_ms = clock_ms
@@ -177,6 +133,7 @@ class Sink:
         self._stored: dict[TopicPartition, StoredPosition] = {}
         self._decisions: dict[TopicPartition, int] = {}
         """Of an operator, by when the partition was taken over."""
+        self._looks = Looks()
         self._progress_due_ms = 0
         self.progress = Progress(0, 0, 0)
         consumer.subscribe([usage_topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked)
@@ -290,6 +247,7 @@ class Sink:
         if self._pending is None:
             for partition in self._planner.doubtful():
                 _log.warning("log_went_back", partition=partition.partition)
+                self._looks.forget(partition)
                 self._take_anew(partition)
         waiting = self._unpositioned & set(self._consumer.assignment())
         if not waiting:
@@ -307,6 +265,8 @@ class Sink:
                 )
                 self._consumer.seek(partition, start)
                 self._unpositioned.discard(partition)
+                # Whoever had it before may have been alone to know that usage waits for a price.
+                self._reprice_at_ms = self._clock_ms()
                 self._stored.pop(partition, None)
                 self._decisions[partition] = 0
                 if stored is not None:
@@ -327,9 +287,10 @@ class Sink:
         if planned is None:
             return None
         decisions = self._decisions[planned.cut.source]
-        batch = parse_batch(planned.cut, planned.records, self._book, self._log_id, decisions=decisions)
+        book = self._prices.book
+        batch = parse_batch(planned.cut, planned.records, book, self._log_id, decisions=decisions)
         stage = _Stage.INSERT if planned.committed else _Stage.DEAD_LETTERS
-        return _Pending(batch, stage, recovered=planned.committed, is_full=planned.is_full)
+        return _Pending(batch, stage, recovered=planned.committed, is_full=planned.is_full, book=book)
 
     def _advance(self, pending: _Pending) -> None:
         cut = pending.batch.cut
@@ -362,28 +323,27 @@ class Sink:
 
     def _price(self, pending: _Pending) -> None:
         """Another member may have appended a price since they were read here."""
-        newest_ms = max(pending.batch.usage.columns["accepted_at_ms"], default=0)
-        read_at_ms, now_ms = self._clock_ms(), self._monotonic_ms()
-        if self._prices_read_at_ms is not None:
-            last_read_at_ms = read_at_ms - (now_ms - self._prices_read_at_ms)  # By the clock as it is set now.
-            if newest_ms < last_read_at_ms - PRICES_SETTLE_MS:
-                return
-        prices = self._load_prices()
-        self._prices_read_at_ms = now_ms
-        if prices != self._prices:
-            self._prices, self._book = prices, PriceBook(prices)
-            pending.batch = priced(pending.batch, self._book)
-            self._reprice_at_ms = read_at_ms
+        if self._prices.may_lack(max(pending.batch.usage.columns["accepted_at_ms"], default=0)):
+            self._read_prices()
+        if pending.book is not self._prices.book:
+            pending.batch, pending.book = priced(pending.batch, self._prices.book), self._prices.book
+
+    def _read_prices(self) -> None:
+        now_ms = self._clock_ms()
+        if self._prices.read():
+            self._reprice_at_ms = now_ms
 
     def _reprice(self) -> None:
-        """At start, when prices are new, and a while after something was stored without one: its price may have been
-        known to another member.
+        """At start, with a new partition, when prices are new, and a while after something was stored without one: its
+        price may have been known to another member.
         """
         now_ms = self._clock_ms()
+        self._look_for_prices(now_ms)
         if self._reprice_at_ms is None or not is_due(self._reprice_at_ms, now_ms, REPRICE_PERIOD_MS):
             return
         try:
             rows = self._reprice_rows(REPRICE_ROWS)
+            waits = bool(rows) or self._usage_waits()
         except StoreError as error:
             _log.warning("repricing_waits", error=str(error))
             self._reprice_at_ms = now_ms + MAX_BACKOFF_MS
@@ -392,6 +352,20 @@ class Sink:
             self._metrics.repriced_events.inc(rows)
             _log.info("usage_repriced", events=rows)
         self._reprice_at_ms = now_ms if rows else None
+        self._look_for_prices_at_ms = now_ms + PRICES_LOOK_PERIOD_MS if waits else None
+
+    def _look_for_prices(self, now_ms: int) -> None:
+        """While something waits for one: nobody may ask for anything meanwhile, and so bring a look at prices."""
+        due_at_ms = self._look_for_prices_at_ms
+        if due_at_ms is None or not is_due(due_at_ms, now_ms, PRICES_LOOK_PERIOD_MS):
+            return
+        self._look_for_prices_at_ms = now_ms + PRICES_LOOK_PERIOD_MS
+        try:
+            self._read_prices()
+        except (LogError, StoreError) as error:
+            if isinstance(error, LogError) and not error.retriable:
+                raise
+            _log.warning("prices_unknown", error=str(error), repeats=True)
 
     def _rest(self) -> None:
         try:
@@ -428,7 +402,9 @@ class Sink:
         if not pending.is_full:
             rows = len(batch.usage) + len(batch.compute) + len(batch.delivered) + len(batch.presence)
             self._haste.inserted(took_ms, rows, ended_ms)
-        self._stored[batch.cut.source] = StoredPosition(batch.cut.last + 1, batch.last_logged_at_ms, batch.log_id)
+        self._stored[batch.cut.source] = StoredPosition(
+            batch.cut.last + 1, batch.last_logged_at_ms, batch.log_id, batch.decisions
+        )
         self._metrics.rows.labels("usage_events").inc(len(batch.usage))
         self._metrics.rows.labels("compute_records").inc(len(batch.compute))
         self._metrics.rows.labels("delivered_counts").inc(len(batch.delivered))
@@ -440,6 +416,8 @@ class Sink:
             self._metrics.suspense_events.inc(suspense)
             if self._reprice_at_ms is None:
                 self._reprice_at_ms = ended_ms + REPRICE_PERIOD_MS
+            if self._look_for_prices_at_ms is None:
+                self._look_for_prices_at_ms = ended_ms + PRICES_LOOK_PERIOD_MS
             priced = zip(batch.usage.columns["model"], batch.charges.columns["price_id"], strict=True)
             models = sorted({model for model, price_id in priced if not price_id})
             _log.error("usage_without_price", events=suspense, models=models[:20])
@@ -476,23 +454,23 @@ class Sink:
     # -- what others see ------------------------------------------------------------------------------------------
 
     def _report(self) -> None:
-        now_ms = self._clock_ms()
-        if not is_due(self._progress_due_ms, now_ms, PROGRESS_PERIOD_MS):
+        now = Instant(self._clock_ms(), self._monotonic_ms())
+        if not is_due(self._progress_due_ms, now.now_ms, PROGRESS_PERIOD_MS):
             return
-        self._progress_due_ms = now_ms + PROGRESS_PERIOD_MS
+        self._progress_due_ms = now.now_ms + PROGRESS_PERIOD_MS
         try:
             places = self._consumer.partitions(self._topic)
             self._look_at_others(places)
             newest_logged_at_ms = max((each.logged_at_ms for each in self._stored.values()), default=0)
-            partitions = [self._partition_progress(each) for each in places]
+            partitions = {each: self._partition_progress(each) for each in places}
         except LogError as error:
             if not error.retriable:
                 raise
             _log.warning("progress_unknown", error=str(error), repeats=True)
         else:
-            self.progress = measure(partitions, now_ms, newest_logged_at_ms)
+            self.progress = self._looks.look(partitions, now, newest_logged_at_ms)
             self._metrics.lag_records.set(self.progress.lag_records)
-        self._metrics.lag_seconds.set((now_ms - self.progress.stored_through_ms) / 1_000)
+        self._metrics.lag_seconds.set((now.now_ms - self.progress.stored_through_ms) / 1_000)
 
     def _look_at_others(self, partitions: Iterable[TopicPartition]) -> None:
         """What other members have stored."""

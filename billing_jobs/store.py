@@ -40,7 +40,7 @@ from billing_jobs.price_tables import (
 from billing_jobs.pricing import PriceRow, PriceScope, TokenCounts
 from billing_jobs.replication import SETTINGS as REPLICATED_SETTINGS
 from billing_jobs.replication import EnginesDiffer, check_engines, replicated
-from billing_jobs.repricing import reprice
+from billing_jobs.repricing import reprice, usage_waits
 from billing_jobs.rollups.hours import OpenHours, hours_of
 from billing_jobs.rollups.tables import store_marks
 from billing_jobs.rows import NAME, TEXT, TableRows, always, insert_once, tables_of
@@ -375,6 +375,11 @@ class ClickHouseStore:
                 # They are copies, perhaps of what is being rewritten at this moment.
                 self._forgetting.cut_stored(client)
             return rows
+
+    def usage_waits(self) -> bool:
+        """As `repricing.usage_waits` says."""
+        with self._connection.client() as client:
+            return usage_waits(client)
 
     def cut_forgotten(self) -> None:
         """What was inserted, or begun to be forgotten, by who died meanwhile. Raises StoreError."""

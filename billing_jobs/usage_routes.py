@@ -11,10 +11,10 @@ import orjson
 from fastapi import FastAPI
 from fastapi.responses import Response
 
+from billing_jobs.progress import Progress
 from billing_jobs.queries import Reader
 from billing_jobs.readers import ReaderPool
 from billing_jobs.shared_answers import SharedAnswers
-from billing_jobs.sink import Progress
 from billing_jobs.usage_sql import UsagePage
 from schemas.usage_query import ExportFormat, UsageQuery
 from streams.topics import LONGEST_RESPONSE_MS

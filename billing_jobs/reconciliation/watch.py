@@ -19,6 +19,7 @@ import structlog
 
 from billing_jobs.billed_topic import BilledTeller
 from billing_jobs.metrics import BillingMetrics
+from billing_jobs.progress import Progress
 from billing_jobs.reconciliation.figures import Source, Span
 from billing_jobs.reconciliation.following import GATEWAYS_APART_MS, Following, Pace
 from billing_jobs.reconciliation.history import Reconciliations
@@ -27,7 +28,6 @@ from billing_jobs.reconciliation.reconcile import SOURCES, Recounts, Report, all
 from billing_jobs.reconciliation.recount import SLOT_MS
 from billing_jobs.reconciliation.standing import Standing, hour_differing, span_of
 from billing_jobs.reconciliation.tables import Tables
-from billing_jobs.sink import Progress
 from billing_jobs.store import StoreError
 from schemas.alert import Alert
 from schemas.codec import Undecodable, decode

@@ -5,10 +5,10 @@ from typing import Any
 import httpx
 
 from billing_jobs.pricing import PriceBook, PriceRow
+from billing_jobs.progress import Progress
 from billing_jobs.queries import Reader
 from billing_jobs.readers import ReaderPool
 from billing_jobs.server import Sql, create_app
-from billing_jobs.sink import Progress
 from billing_jobs.store import Connection
 from streams.keyring import Keyring
 from tests.unit.billing_jobs.events import NOON_MS

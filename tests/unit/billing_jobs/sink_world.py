@@ -103,6 +103,7 @@ class World:
     waiting_rows: int = 0
     repricings: list[int] = field(default_factory=list)
     prices_away: bool = False
+    price_error: Exception | None = None
     log_id: str = "first-cluster/first-topic"
     is_insert_late: Callable[[], bool] = lambda: False
 
@@ -123,6 +124,7 @@ class World:
             store=self.store,
             load_prices=self.load_prices,
             reprice=self.reprice,
+            usage_waits=lambda: self.store.usage_waits(),
             log_id=lambda: self.log_id,
             usage_topic=TOPIC,
             dead_letter_topic=DEAD_LETTERS,
@@ -140,6 +142,8 @@ class World:
         self.price_reads += 1
         if self.prices_away:
             raise StoreError("away")
+        if self.price_error is not None:
+            raise self.price_error
         return list(self.prices)
 
     def reprice(self, max_rows: int) -> int:
@@ -148,8 +152,13 @@ class World:
             raise StoreError("away")
         rows = min(max_rows, self.waiting_rows)
         self.waiting_rows -= rows
+        if rows:
+            self.store.give_prices(rows)
         self.repricings.append(rows)
         return rows
+
+    def unpriced(self) -> list[dict[str, Any]]:
+        return self.store.unpriced()
 
     def append(self, value: bytes, partition: int = 0) -> int:
         return self.log.append(TOPIC, value, partition=partition)

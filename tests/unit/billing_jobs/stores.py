@@ -77,6 +77,17 @@ class MemoryStore:
     def rest(self) -> None:
         """Nothing is summed here."""
 
+    def unpriced(self) -> list[dict[str, Any]]:
+        return [row for row in self.tables.get("usage_events", ()) if row["charge_state"] == "suspense"]
+
+    def usage_waits(self) -> bool:
+        return bool(self.unpriced())
+
+    def give_prices(self, rows: int) -> None:
+        """To the first of those that wait for one."""
+        for row in self.unpriced()[:rows]:
+            row["charge_state"] = "priced"
+
     def column(self, table: str, name: str) -> list[Any]:
         """Raw, with duplicates."""
         return [row[name] for row in self.tables.get(table, ())]

@@ -3,7 +3,7 @@
 import pytest
 
 from billing_jobs.billed_topic import TELL_MS, BilledTeller
-from billing_jobs.sink import Progress
+from billing_jobs.progress import Progress
 from schemas.billed import Billed
 from schemas.codec import decode
 from streams.log.memory import Fault, FaultKind, MemoryLog

@@ -14,11 +14,11 @@ from prometheus_client import CollectorRegistry
 from billing_jobs.__main__ import Server
 from billing_jobs.clickhouse.errors import Refused
 from billing_jobs.metrics import BillingMetrics
+from billing_jobs.progress import Progress
 from billing_jobs.queries import SqlResult
 from billing_jobs.readers import ReaderBusy, ReaderPool
 from billing_jobs.server import create_app
 from billing_jobs.server_config import ServerConfig
-from billing_jobs.sink import Progress
 from billing_jobs.sql_guard import MAX_SQL_CHARS
 from billing_jobs.store import ClickHouseStore, Connection
 from billing_jobs.usage_sql import UsagePage

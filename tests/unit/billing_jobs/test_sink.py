@@ -1,33 +1,22 @@
 """The sink through crashes, rebalances, zombies, outages and poison: what the log holds is stored once, in the end."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from types import MethodType
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from billing_jobs.cut import Batch
-from billing_jobs.positions import StoredPosition
-from billing_jobs.pricing import PRICES_SETTLE_MS
 from billing_jobs.sink import (
     GROUP,
     MAX_BACKOFF_MS,
-    REPRICE_PERIOD_MS,
-    REPRICE_ROWS,
-    PartitionProgress,
-    Progress,
     backoff_ms,
-    measure,
 )
 from schemas.base import Scope
 from streams.log.memory import Crashed, Fault, FaultKind, MemoryConsumer
 from streams.log.port import LogError, TopicPartition
-from tests.unit.billing_jobs.events import NOON_MS, compute_record, delivered_count, presence, usage_event
+from tests.unit.billing_jobs.events import compute_record, delivered_count, presence, usage_event
 from tests.unit.billing_jobs.sink_world import (
     COST_PICO,
-    PRICE,
     TOPIC,
     WAIT_MS,
     World,
@@ -340,59 +329,6 @@ def test_a_record_that_is_handed_out_twice_is_stored_once() -> None:
     assert world.stored_offsets() == list(range(6))
 
 
-def test_a_price_that_another_member_appended_holds_for_what_was_accepted_after_it() -> None:
-    world = World()
-    member = world.member()
-    put_usage(world, 0, 0)
-    world.steps(member)
-    raised_at_ms = world.clock.now_ms
-    world.prices.append(replace(PRICE, valid_from_ms=raised_at_ms, uncached_input_pico=1_000))
-    for number, accepted_at_ms in ((1, raised_at_ms - 1), (2, raised_at_ms), (3, raised_at_ms + 5)):
-        event = usage_event(number, accepted_at_ms=accepted_at_ms, ended_at_ms=raised_at_ms + 10, first_token_at_ms=0)
-        world.append(event.encode())
-    world.steps(member)
-    assert world.store.column("usage_events", "cost_pico") == [COST_PICO, COST_PICO] + [COST_PICO + 10 * 900] * 2
-    assert world.store.column("usage_events", "price_id") == ["tiny@0", "tiny@0"] + [f"tiny@{raised_at_ms}"] * 2
-
-
-def test_prices_are_read_again_for_what_is_younger_than_the_last_reading_alone() -> None:
-    world = World()
-    put_usage(world, 0, 19)
-    world.clock.now_ms += 10 * PRICES_SETTLE_MS
-    member = world.member()
-    world.steps(member)
-    assert (len(world.stored_offsets()), world.price_reads) == (20, 1), "a backlog is priced by one reading"
-    world.append(usage_event(20, accepted_at_ms=world.clock.now_ms, ended_at_ms=world.clock.now_ms).encode())
-    world.steps(member)
-    assert (len(world.stored_offsets()), world.price_reads) == (21, 2)
-
-
-def test_a_clock_that_is_set_back_hides_no_price_from_who_has_read_them_before() -> None:
-    world = World()
-    member = world.member()
-    put_usage(world, 0, 0)
-    world.steps(member)
-    world.clock.set_back(3_600_000)
-    begins_ms = world.clock.now_ms + PRICES_SETTLE_MS
-    world.prices.append(replace(PRICE, valid_from_ms=begins_ms, uncached_input_pico=1_000))
-    world.clock.now_ms = begins_ms + 1
-    event = usage_event(1, accepted_at_ms=begins_ms, ended_at_ms=begins_ms + 1, first_token_at_ms=0)
-    world.append(event.encode())
-    world.steps(member)
-    assert world.store.column("usage_events", "price_id") == ["tiny@0", f"tiny@{begins_ms}"]
-
-
-def test_what_cannot_be_priced_now_waits() -> None:
-    world = World(prices_away=True)
-    member = world.member()
-    put_usage(world, 0, 2)
-    world.steps(member)
-    assert world.stored_offsets() == []
-    world.prices_away = False
-    world.steps(member, each_ms=MAX_BACKOFF_MS)
-    assert world.store.column("usage_events", "cost_pico") == [COST_PICO] * 3
-
-
 def test_a_clock_that_is_set_back_holds_up_neither_what_is_tried_again_nor_progress() -> None:
     world = World(prices_away=True)
     member = world.member()
@@ -445,77 +381,7 @@ def test_engine_time_is_told_by_pool_and_model_and_of_the_tenants_that_have_most
     assert told == {"t0": 1.5, "t1": 0, "t2": 0.9, "t3": 0, "": 0}, "t3 came when there were three already"
 
 
-def test_usage_without_a_price_is_counted_and_stored_as_suspense() -> None:
-    world = World()
-    world.append(usage_event(0, model="unpriced").encode())
-    member = world.member()
-    world.steps(member)
-    assert world.store.column("usage_events", "charge_state") == ["suspense"]
-    assert member.metric("sluice_billing_suspense_events_total") == 1
-
-
 # -- figures -----------------------------------------------------------------------------------------------------------
-
-
-def test_what_waits_for_a_price_is_priced_at_start_and_when_prices_are_new_in_bounded_batches() -> None:
-    world = World(prices=[], waiting_rows=2 * REPRICE_ROWS + 1, prices_away=True)
-    member = world.member()
-    world.steps(member, 2)
-    assert world.repricings == []
-    world.prices_away = False
-    world.steps(member, 60)
-    assert world.repricings == [REPRICE_ROWS, REPRICE_ROWS, 1, 0], "and then nobody asks any more"
-    put_usage(world, 0, 3)
-    world.steps(member, 10)
-    assert world.repricings[4:] == []
-    world.prices.append(PRICE)
-    world.waiting_rows = 4
-    world.append(usage_event(5, accepted_at_ms=world.clock.now_ms).encode())
-    world.steps(member, 20)
-    assert world.repricings[4:] == [4, 0]
-    assert member.metric("sluice_billing_repriced_events_total") == 2 * REPRICE_ROWS + 5
-
-
-def test_what_was_stored_without_a_price_is_looked_at_again_after_a_while() -> None:
-    """Another member may have appended the price just before this one looked."""
-    world = World(prices=[])
-    member = world.member()
-    world.steps(member)
-    put_usage(world, 0, 0)
-    world.steps(member, 10)
-    world.repricings.clear()
-    world.steps(member, 50, each_ms=REPRICE_PERIOD_MS // 50)
-    assert world.repricings == [0]
-
-
-def test_progress_is_the_oldest_partition_that_is_behind() -> None:
-    caught_up = PartitionProgress(0, 10, StoredPosition(10, 500))
-    behind = PartitionProgress(0, 20, StoredPosition(15, 700))
-    expired = PartitionProgress(30, 30, StoredPosition(20, 600))
-    untouched = PartitionProgress(5, 9, None)
-    assert measure([caught_up, expired], 1_000) == Progress(0, 1_000, 1_000, lost_records=10)
-    assert measure([caught_up, behind], 1_000) == Progress(5, 699, 1_000), "its last millisecond may hold more"
-    assert measure([behind, untouched], 1_000) == Progress(9, 0, 1_000)
-
-
-def test_what_is_proven_is_known_at_the_first_look_also_of_what_another_has_stored() -> None:
-    world = World()
-    put_usage(world, 0, 3)
-    world.steps(world.member())
-    another = world.member("b")
-    another.sink.step()
-    assert another.sink.progress.lag_records == 0
-    assert another.sink.progress.proven_through_ms == NOON_MS - 1
-
-
-@given(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9))
-def test_what_is_proven_is_neither_beyond_what_is_stored_nor_beyond_the_newest_record(
-    observed_ms: int, logged_ms: int, stored_ms: int
-) -> None:
-    some = PartitionProgress(0, 10, StoredPosition(9, stored_ms))
-    known = measure([some], observed_ms, logged_ms)
-    assert known.proven_through_ms == min(known.stored_through_ms, max(0, logged_ms - 1))
-    assert known.proven_through_ms <= min(observed_ms, logged_ms, stored_ms)
 
 
 def test_backoff_grows_and_is_bounded() -> None:

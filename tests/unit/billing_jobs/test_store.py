@@ -429,6 +429,21 @@ def test_what_waited_for_a_price_gets_the_one_of_when_it_was_accepted(
     assert query(database, "SELECT usage_id FROM price_differences", first_column=True) == [usage_event(6).usage_id]
 
 
+def test_whether_any_usage_waits_for_a_price_is_known_though_it_waited_before_and_whoever_may_price_it(
+    store: ClickHouseStore,
+) -> None:
+    of_a_newer_release = usage_event(0, billing_rule_version=BILLING_RULE_VERSION + 1)
+    not_billable = usage_event(1, billable=False, ending="engine_failed")
+    store.insert(batch_of([of_a_newer_release.encode(), not_billable.encode()], book=PriceBook([])), again=False)
+    assert not store.usage_waits()
+    store.insert(batch_of([usage_event(2).encode()], 10, book=PriceBook([])), again=False)
+    assert store.usage_waits()
+    store.append_prices([price_row(MODEL, 0)])
+    assert store.usage_waits()
+    assert store.reprice(10) == 1
+    assert not store.usage_waits()
+
+
 def test_prices_are_kept_and_end_where_the_next_one_starts(database: Database, store: ClickHouseStore) -> None:
     rows = [PriceRow("tiny", "USD", 0, 1, 2, 3, 4), PriceRow("tiny", "USD", NOON_MS, 5, 6, 7, 8)]
     store.append_prices(rows)

@@ -16,7 +16,7 @@ from agents.admission.stages import ROOM
 from agents.admission.workers_reader import WorkersReader
 from agents.quota.port import NotYet
 from billing_jobs.billed_topic import TELL_MS, BilledTeller
-from billing_jobs.sink import Progress
+from billing_jobs.progress import Progress
 from schemas.admission import Admission
 from schemas.billed import Billed
 from schemas.codec import decode

@@ -12,6 +12,7 @@ from billing_jobs.billed_topic import BilledTeller
 from billing_jobs.cut import Batch, cut_of, parse_batch
 from billing_jobs.metrics import BillingMetrics
 from billing_jobs.pricing import PriceRow
+from billing_jobs.progress import Progress
 from billing_jobs.queries import read_settings
 from billing_jobs.reconciliation.figures import Figures, Key
 from billing_jobs.reconciliation.following import Pace
@@ -20,7 +21,6 @@ from billing_jobs.reconciliation.recount import SLOT_MS
 from billing_jobs.reconciliation.tables import Tables
 from billing_jobs.reconciliation.watch import SETTLE_MS, Watch
 from billing_jobs.reconciliation.wiring import asking
-from billing_jobs.sink import Progress
 from billing_jobs.store import ClickHouseStore, Database
 from schemas.alert import Alert
 from schemas.base import Record
