@@ -13,7 +13,7 @@ from rich.table import Table
 
 from billing_jobs.pricing import PRICED_CLASSES, PRICES_SETTLE_MS
 from billing_jobs.readers import LONGEST_S
-from deploy.cli.app import CommandError, DataOption, JsonOption, app, err, out, running, settings_of, who_asks
+from deploy.cli.app import TIMES, CommandError, DataOption, JsonOption, app, err, out, running, settings_of, who_asks
 from deploy.cli.questions import ask_billing
 from deploy.paths import DEFAULT_DATA
 from schemas.money import PICO_PER_UNIT
@@ -25,18 +25,17 @@ prices_app = typer.Typer(
 app.add_typer(prices_app, name="prices")
 MAX_FILE_BYTES = 262_144
 _SCOPE = ("tenant_id", "endpoint", "lane", "region")
-_TIMES = ["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S"]
 
 FromOption = Annotated[
     datetime | None,
     typer.Option(
-        "--from", formats=_TIMES,
+        "--from", formats=TIMES,
         help=f"UTC; without it, {PRICES_SETTLE_MS // 1_000} s after it is applied, when every process knows it.",
     ),
 ]  # fmt: skip
 UntilOption = Annotated[
     datetime | None,
-    typer.Option("--until", formats=_TIMES, help="UTC; of prices for some alone: from then on they are withdrawn."),
+    typer.Option("--until", formats=TIMES, help="UTC; of prices for some alone: from then on they are withdrawn."),
 ]
 FileOption = Annotated[
     Path | None,

@@ -11,7 +11,7 @@ import httpx
 import typer
 from rich.table import Table
 
-from deploy.cli.app import CommandError, DataOption, JsonOption, app, err, out, running, settings_of
+from deploy.cli.app import TIMES, CommandError, DataOption, JsonOption, app, check_order, err, out, running, settings_of
 from deploy.cli.questions import HTTP_SLACK_S, ask_billing
 from deploy.paths import DEFAULT_DATA
 from schemas.money import decimal_units
@@ -22,7 +22,6 @@ MAX_PAGES = 100
 """Of buckets; what is beyond is asked for by itself."""
 WEEK = timedelta(days=7)
 FIGURES = ("requests", *TOKEN_CLASSES, "suspense_events")
-_TIMES = ["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S"]
 
 Row = dict[str, Any]
 Page = dict[str, Any]
@@ -99,6 +98,7 @@ def _query(
         raise CommandError(f"bucket_width must be one of {', '.join(MAX_BUCKETS)}")
     end = datetime.now(UTC) if until is None else until.replace(tzinfo=UTC)
     start = end - WEEK if since is None else since.replace(tzinfo=UTC)
+    check_order(start, end)
     try:
         return UsageQuery.asked(
             tenant_id=tenant,
@@ -129,9 +129,9 @@ def _show(rows: Sequence[Row], groups: Sequence[str], finalized_ms: int) -> None
 def usage(
     data: DataOption = DEFAULT_DATA,
     since: Annotated[
-        datetime | None, typer.Option("--from", formats=_TIMES, help="UTC; without it, a week before the end.")
+        datetime | None, typer.Option("--from", formats=TIMES, help="UTC; without it, a week before the end.")
     ] = None,
-    until: Annotated[datetime | None, typer.Option("--to", formats=_TIMES, help="UTC; without it, now.")] = None,
+    until: Annotated[datetime | None, typer.Option("--to", formats=TIMES, help="UTC; without it, now.")] = None,
     group_by: Annotated[
         str, typer.Option(help="With commas, some of: model, project_id, key_id, endpoint, lane, batch, pool, region, "
                                "ending, end_user; the operator's tenant_id.")

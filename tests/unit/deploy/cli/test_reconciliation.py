@@ -73,6 +73,14 @@ def test_what_differs_is_told_response_by_response_and_ends_with_1(asked: list[t
     assert told["hours"][1]["left_out"] == ["generated: not asked for"]
 
 
+@pytest.mark.parametrize("command", ["reconcile", "rebuild"])
+def test_times_the_wrong_way_round_are_named(asked: list[tuple[Span, bool]], command: str) -> None:
+    done = sluice("billing", command, "--from", "2025-11-21T12:00:01", "--to", "2025-11-21 12:00")
+    assert isinstance(done.exception, CommandError)
+    assert str(done.exception).startswith("--from has to be before --to: 2025-11-21 12:00:01 is not before")
+    assert asked == []
+
+
 def test_what_is_too_young_is_not_compared_and_said(asked: list[tuple[Span, bool]]) -> None:
     with pytest.raises(CommandError, match="billed up to 2025-11-21 13:59:00 UTC can be"):
         raise sluice("billing", "reconcile", "--from", "2025-11-22").exception or AssertionError

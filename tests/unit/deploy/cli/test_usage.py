@@ -108,7 +108,8 @@ def test_a_tenants_key_is_asked_at_the_gateway(billing: Billing, monkeypatch: py
     [
         (("--group-by", "prompt"), "group_by"),
         (("--width", "2h"), "bucket_width"),
-        (("--to", "2025-11-01"), "end_time"),
+        (("--to", "2025-11-01"), "--from has to be before --to"),
+        (("--from", "2025-11-21", "--to", "2025-11-21 00:00"), "--from has to be before --to"),
         (("--json", "--csv"), "not both"),
         (("--tenant", "acme", "--api-key", "sk-mine"), "for the operator"),
     ],
