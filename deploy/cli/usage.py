@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 
 from deploy.cli.app import TIMES, CommandError, DataOption, JsonOption, app, check_order, err, out, running, settings_of
-from deploy.cli.questions import HTTP_SLACK_S, ask_billing
+from deploy.cli.questions import HTTP_SLACK_S, ask_billing, check_has_usage
 from deploy.paths import DEFAULT_DATA
 from schemas.money import decimal_units
 from schemas.usage_query import MAX_BUCKETS, TOKEN_CLASSES, InvalidQuery, UsageQuery
@@ -153,10 +153,12 @@ def usage(
     groups = [name for part in group_by.split(",") if (name := part.strip())]
     query = _query(tenant, since, until, width, groups)
     if api_key is None:
-        ask = of_billing(settings_of(running(data)[1]), query)
+        settings = settings_of(running(data)[1])
+        pages = list(_pages(of_billing(settings, query)))
+        if tenant is not None and not any(bucket["results"] for page in pages for bucket in page["data"]):
+            check_has_usage(settings, tenant)  # Else one that is misspelt would look idle.
     else:
-        ask = of_gateway((url or running(data)[1].gateway).rstrip("/"), api_key, query)
-    pages = list(_pages(ask))
+        pages = list(_pages(of_gateway((url or running(data)[1].gateway).rstrip("/"), api_key, query)))
     rows = [row for page in pages for row in rows_of(page, groups)]
     finalized_ms = min(page["finalized_through"] for page in pages)
     if as_json:
