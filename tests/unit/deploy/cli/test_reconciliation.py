@@ -107,7 +107,7 @@ def test_open_alerts_are_listed_and_those_that_ended_if_asked_for(
     asked: list[tuple[Span, bool]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lag, difference = (
-        Alert.raised(kind, subject, "critical", "why", since_ms=NOON_MS, told_at_ms=NOON_MS)
+        Alert.raised(kind, subject, "critical", "why", since_ms=NOON_MS, told_at_ms=NOON_MS + 1_000)
         for kind, subject in (("billing_lag", "usage"), ("billing_difference", "usage/acme/hour"))
     )
     monkeypatch.setattr(alerts, "read_alerts", lambda _settings: [lag.resolved(NOON_MS + 5), difference])
@@ -117,4 +117,6 @@ def test_open_alerts_are_listed_and_those_that_ended_if_asked_for(
 
     assert listed() == ["billing_difference"]
     assert listed("--all") == ["billing_lag", "billing_difference"]
-    assert "usage/acme/hour" in sluice("alerts", "list").output
+    shown = sluice("alerts", "list").output
+    for said in ("usage/acme/hour", "2025-11-21 12:00:00", "2025-11-21 12:00:01"):
+        assert said in shown, "since when, and when it was found"
