@@ -23,6 +23,7 @@ from streams.clocks import now_ms
 from streams.directory import TenantId
 
 LOOK_AGAIN_S = 0.1
+PSEUDONYM = r"[0-9a-f]{32}"
 
 _ROWS = (
     "SELECT uniqExact(usage_id) FROM usage_events WHERE tenant_id = {tenant:String}"
@@ -36,7 +37,7 @@ class ForgetAsked(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     tenant_id: TenantId
-    pseudonyms: list[Annotated[str, Field(min_length=1, max_length=200)]] = Field(default=[], max_length=100)
+    pseudonyms: list[Annotated[str, Field(pattern=rf"^{PSEUDONYM}$")]] = Field(default=[], max_length=100)
     actor: str = Field(min_length=1, max_length=200)
 
 

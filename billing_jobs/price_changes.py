@@ -81,7 +81,10 @@ def plan(
         elif PriceScope(row.model) in known_of or PriceScope(row.model) in scopes:
             new = _of_some(row, of_scope, book, valid_from_ms, valid_until_ms)
         else:
-            raise PriceRefused(f"{scope}: the model has no price that holds for all; it needs that first")
+            raise PriceRefused(
+                f"{scope}: no model {row.model!r} is known by a price that holds for all: a new one needs that first, "
+                "or the name is wrong"
+            )
         _check_lasts(row, of_scope, new, valid_from_ms, valid_until_ms)
         changes += new
     return PricePlan(version, valid_from_ms, tuple(changes))

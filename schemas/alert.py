@@ -35,8 +35,10 @@ class Alert(Record):
     subject: Identifier = Field(description="What it is about, such as a budget or an hour.")
     message: str = Field(max_length=500, description="For people.")
     figures: dict[FigureName, Figure] = Field(default_factory=dict, max_length=MAX_FIGURES)
-    since_ms: Milliseconds = Field(description="When it began; the same in the record that resolves it.")
-    told_at_ms: Milliseconds
+    since_ms: Milliseconds = Field(
+        description="When it began, of a budget when its month did; the same in the record that resolves it."
+    )
+    told_at_ms: Milliseconds = Field(description="When this was found.")
 
     @classmethod
     def raised(

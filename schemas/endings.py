@@ -104,7 +104,7 @@ ENDINGS: dict[EndingCode, EndingRule] = {
         429, _LIMIT, "Too many responses at once.", True, False, "error"
     ),
     EndingCode.BUDGET_EXHAUSTED: EndingRule(
-        429, "insufficient_quota", "The budget of this month is used up.", False, True, "budget"
+        429, "insufficient_quota", "What is left of this month's budget has no room for it.", False, True, "budget"
     ),
     EndingCode.OVERLOADED: EndingRule(503, _SERVER, "The service is at capacity.", True, False, "error"),
     EndingCode.UNAVAILABLE: EndingRule(

@@ -59,12 +59,12 @@ local function release_choice(nano)
   redis.call('HSET', holds, response_id, cjson.encode(money))
 end
 
--- The budget that has the least left, where that is less than what is to be held: its name, and whether all of it is free
--- once what runs is settled.
+-- The budget that has the least left, where that is less than what is to be held: its name, whether all of it is free once
+-- what runs is settled, and whether all of the budget is spent.
 local function budget_missing()
   local money = beside.money
   if not money then return nil end
-  local missing, least, may_be_free
+  local missing, least, may_be_free, is_spent
   for _, account in ipairs(accounts_of(money)) do
     local most = money.most[account]
     if most then
@@ -72,11 +72,11 @@ local function budget_missing()
       local unspent = tonumber(most) - (tonumber(sums[1]) or 0)
       local left = unspent - (tonumber(sums[2]) or 0)
       if tonumber(money.nano) > left and (not least or left < least) then
-        missing, least, may_be_free = account, left, tonumber(money.nano) <= unspent
+        missing, least, may_be_free, is_spent = account, left, tonumber(money.nano) <= unspent, unspent <= 0
       end
     end
   end
-  return missing, may_be_free
+  return missing, may_be_free, is_spent
 end
 
 -- Offsets are those of one log: one that was begun anew has its own.

@@ -34,6 +34,10 @@ class Refusal(BaseModel):
     """Whose limit or budget it is: `tenant`, `project:<id>`, `key:<id>` or `model:<name>`. Empty: nobody's."""
     held: bool = False
     """Of a budget: once what runs has ended, there may be room."""
+    spent: bool = False
+    """Of a budget: nothing of it is left."""
+    month: str = ""
+    """Of a budget: whose it is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -190,9 +190,12 @@ if operation == 'reserve' or operation == 'decide' then
     end
     if code and may_wait then return {'wait', told(code, wait_ms, binding)} end
     if code then return refuse_for_now(code, wait_ms, binding, deadline_ms) end
-    local account, may_be_free = budget_missing()
+    local account, may_be_free, is_spent = budget_missing()
     if account then
-      local why = cjson.encode({code = 'budget_exhausted', limits = limits(), limited = account, held = may_be_free})
+      local why = cjson.encode({
+        code = 'budget_exhausted', limits = limits(), limited = account, held = may_be_free, spent = is_spent,
+        month = beside.money.month,
+      })
       if may_wait and may_be_free then return {'wait', why} end
       store_refusal('budget_exhausted', deadline_ms)
       return {'refused', 'budget_exhausted', why}

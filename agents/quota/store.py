@@ -36,6 +36,7 @@ finds neither its marker nor an epoch that holds and raises `EpochLost`; nothing
 
 import uuid
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from importlib.resources import files
 from typing import Any
 
@@ -62,6 +63,7 @@ from agents.quota.port import (
 from schemas.admission import Decision
 from schemas.endings import ENDINGS, EndingCode
 from schemas.generated import Opened
+from schemas.month import Month
 from schemas.request import Lane
 from schemas.spent import SpentTotal
 from streams import redis_keys
@@ -433,10 +435,23 @@ def _refusal(told: str) -> Refusal:
     if not refusal.limited:
         return refusal
     whose = refusal.limited.partition(":")[0]
+    is_money = refusal.code is EndingCode.BUDGET_EXHAUSTED
     message = f"{ENDINGS[refusal.code].message.removesuffix('.')} for this {whose}."
-    if refusal.code is EndingCode.BUDGET_EXHAUSTED and refusal.held:
-        message = f"What is left of this month's budget for this {whose} is held for answers that still run."
-    return refusal.model_copy(update={"message": message})
+    return refusal.model_copy(update={"message": _no_room(refusal, whose) if is_money else message})
+
+
+def _no_room(refusal: Refusal, whose: str) -> str:
+    """In words alone: whoever holds a key need not be told what all of its tenant spend."""
+    left = f"What is left of this month's budget for this {whose}"
+    if refusal.held:
+        return f"{left} is held for answers that still run."
+    renewed = f"it renews on {datetime.fromtimestamp(Month.parse(refusal.month).end_ms / 1_000, UTC):%Y-%m-%d} (UTC)."
+    if refusal.spent:
+        return f"The budget of this month is used up for this {whose}; {renewed}"
+    return (
+        f"{left} has no room for what this may cost: its prompt and max_tokens at their prices. Fewer max_tokens may "
+        f"fit; {renewed}"
+    )
 
 
 def _refusal_again(stored: str) -> Refusal:

@@ -192,7 +192,7 @@ class InvoiceDesk:
         for _ in range(DROP_TRIES):
             part = self._tables.old_part(month)
             if part is None:
-                raise InvoiceRefused(f"month: no usage of {month} is stored, or more came just now", "month", 409)
+                raise InvoiceRefused(f"month: {self._why_nothing_of(month)}", "month", 409)
             for tenant in self._tables.tenants_of(month):
                 self._require_invoiced(tenant, month)
             try:
@@ -205,6 +205,11 @@ class InvoiceDesk:
         raise InvoiceRefused(
             f"month: usage of {month} is being rewritten, nothing was dropped; ask again", "month", 409
         )
+
+    def _why_nothing_of(self, month: Month) -> str:
+        if dropped_ms := self._tables.dropped(month):
+            return f"usage of {month} was dropped already, at {moment(dropped_ms)}, and none has come since"
+        return f"no usage of {month} is stored, or more came just now"
 
     def _require_invoiced(self, tenant_id: str, month: Month) -> None:
         self._closed(tenant_id, month)
@@ -219,9 +224,11 @@ class InvoiceDesk:
     # -- the ledger -----------------------------------------------------------------------------------------------
 
     def ledger(self, tenant_id: str) -> dict[str, Any]:
-        """The oldest first."""
-        found = reversed(self._tables.entries(tenant_id))
-        return {"entries": [{**_entry(entry), "is_invoiced": is_invoiced} for entry, is_invoiced in found]}
+        """The oldest first. Of whom no usage and no entry is known it is refused."""
+        found = self._tables.entries(tenant_id)
+        if not found:
+            self._require_known(tenant_id)
+        return {"entries": [{**_entry(entry), "is_invoiced": is_invoiced} for entry, is_invoiced in reversed(found)]}
 
     def record(self, asked: EntryAsked) -> dict[str, Any]:
         """An entry that stands there already, with this tenant, month, amount and reason, is told and not repeated; of
@@ -247,6 +254,8 @@ class InvoiceDesk:
                 return {**_entry(known), "is_repeat": True}
         else:
             month = parse_month(asked.month)
+            if month > Month.at(now_ms):
+                raise InvoiceRefused(f"month: {month} has not begun: an entry is of a month that is, or was", "month")
         entry = entry_of(month)
         known = self._tables.entry(asked.tenant_id, entry.entry_id)
         if known is not None:

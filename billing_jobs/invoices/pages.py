@@ -39,6 +39,11 @@ footer { margin-top: 2.5em; color: #555; font-size: 12px; overflow-wrap: anywher
 """  # noqa: E501
 
 
+def counted(number: int, name: str) -> str:
+    """As people say it: `1 event`, `2 events`."""
+    return f"{number:,} {name}{'' if number == 1 else 's'}"
+
+
 def csv_of(invoices: Sequence[dict[str, Any]]) -> str:
     out = io.StringIO()
     writer = csv.DictWriter(out, COLUMNS, restval="", lineterminator="\r\n")
@@ -91,7 +96,7 @@ def _article(invoice: dict[str, Any], is_draft: bool) -> str:
         "carried to the next invoice.",
         f"All usage that was logged by {invoice['finalized_through']} is counted; what comes later is on the "
         "next invoice.",
-        *([f"{waiting} events have no price yet and come on a later invoice."] if waiting else []),
+        *([f"Without a price, and on a later invoice: {counted(waiting, 'event')}."] if waiting else []),
     ]
     hash_of = "" if is_draft else f"<p>SHA-256 of its content: <code>{escape(invoice['sha256'])}</code></p>"
     return (

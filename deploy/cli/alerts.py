@@ -12,7 +12,7 @@ from rich.table import Table
 
 from billing_jobs.webhooks.signatures import receiver_secrets, shown_secret
 from deploy.cli.app import CommandError, DataOption, JsonOption, app, err, out, running, settings_at, settings_of
-from deploy.cli.cluster import with_folders_secret
+from deploy.cli.cluster import keyring_at
 from deploy.local.data_folder import DataFolder
 from deploy.paths import DEFAULT_DATA
 from schemas.alert import Alert
@@ -57,11 +57,11 @@ def alerts_list(
     if as_json:
         print(json.dumps([alert.model_dump(mode="json", exclude={"stage_ms"}) for alert in shown], indent=1))
         return
-    table = Table("since", "severity", "kind", "whose", "about", "what", "state")
+    table = Table("since", "told", "severity", "kind", "whose", "about", "what", "state")
     for alert in shown:
-        since = datetime.fromtimestamp(alert.since_ms / 1_000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+        moments = (datetime.fromtimestamp(at_ms / 1_000, UTC) for at_ms in (alert.since_ms, alert.told_at_ms))
         row = (
-            since,
+            *(f"{moment:%Y-%m-%d %H:%M:%S}" for moment in moments),
             alert.severity,
             alert.kind,
             alert.tenant_id or "operator",
@@ -83,7 +83,7 @@ def alerts_secret(
 ) -> None:
     """Prints the secret with which a receiver of webhooks checks their signature."""
     folder = DataFolder(data)
-    settings = with_folders_secret(settings_at(folder), folder)
-    if tenant is not None and tenant not in {each.tenant_id for each in read_tenants(settings.tenants_file)}:
+    keyring = keyring_at(folder, Purpose.ALERT_WEBHOOKS)
+    if tenant is not None and tenant not in {each.tenant_id for each in read_tenants(settings_at(folder).tenants_file)}:
         raise CommandError(f"no tenant {tenant!r}")
-    print(shown_secret(receiver_secrets(settings.keyring(Purpose.ALERT_WEBHOOKS), tenant or "")[0]))
+    print(shown_secret(receiver_secrets(keyring, tenant or "")[0]))

@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -31,6 +32,8 @@ DataOption = Annotated[
     Path, typer.Option("--data", envvar="SLUICE_DATA_DIR", help="The folder that holds the stack's state.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="For scripts.")]
+TIMES = ["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S"]
+"""As every command takes them, in UTC."""
 
 
 class CommandError(Exception):
@@ -68,6 +71,13 @@ def run_of(folder: DataFolder) -> RunRecord | None:
 
 def nothing_runs(folder: DataFolder) -> CommandError:
     return CommandError(f"nothing runs on {folder.path}; start it with: sluice up{data_option(folder.path)}")
+
+
+def check_order(since: datetime | None, until: datetime | None) -> None:
+    """Raises CommandError."""
+    if since is not None and until is not None and since >= until:
+        first, second = (f"{each:%Y-%m-%d %H:%M:%S}" for each in (since, until))
+        raise CommandError(f"--from has to be before --to: {first} is not before {second}")
 
 
 def who_asks() -> str:

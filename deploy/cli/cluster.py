@@ -6,12 +6,12 @@ import typer
 from pydantic import SecretStr
 from rich.markup import escape
 
-from deploy.cli.app import CommandError, DataOption, app, err, settings_at
+from deploy.cli.app import CommandError, DataOption, app, err, nothing_runs, settings_at
 from deploy.local.data_folder import DataFolder
 from deploy.paths import DEFAULT_DATA
 from streams.access import acls, producers_prefix, roles
 from streams.acl import apply_acls
-from streams.keyring import Purpose
+from streams.keyring import Keyring, Purpose
 from streams.metadata.engine import shown_address
 from streams.metadata.schema import migrate
 from streams.provisioning import DriftError, provision, wait_for_brokers
@@ -76,6 +76,17 @@ def with_folders_secret(settings: Settings, folder: DataFolder) -> Settings:
     return settings.model_copy(update={"deployment_secret": SecretStr(folder.keys().deployment_secret)})
 
 
+def keyring_at(folder: DataFolder, purpose: Purpose) -> Keyring:
+    """Of the stack that runs there, else of the settings, or the folder's own. Raises CommandError, SettingsError."""
+    settings = with_folders_secret(settings_at(folder), folder)
+    try:
+        return settings.keyring(purpose)
+    except SettingsError:
+        if settings.deployment_secret or folder.keys_file.exists():
+            raise
+        raise CommandError(f"there is no secret: none is set, and {nothing_runs(folder)}") from None
+
+
 @app.command()
 def secret(
     purpose: Annotated[str, typer.Argument(help=", ".join(PURPOSES))],
@@ -84,6 +95,4 @@ def secret(
     """Prints the secret that serves a purpose: of the stack that runs there, else of the settings, or the folder's."""
     if purpose not in PURPOSES:
         raise CommandError(f"no purpose {purpose!r}; there are: {', '.join(PURPOSES)}")
-    folder = DataFolder(data)
-    settings = with_folders_secret(settings_at(folder), folder)
-    print(settings.keyring(PURPOSES[purpose]).current.decode())
+    print(keyring_at(DataFolder(data), PURPOSES[purpose]).current.decode())

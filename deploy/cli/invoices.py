@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from billing_jobs.invoices.pages import CLASSES, KINDS, csv_of, html_of
+from billing_jobs.invoices.pages import CLASSES, KINDS, counted, csv_of, html_of
 from billing_jobs.readers import LONGEST_S
 from deploy.cli.app import CommandError, DataOption, JsonOption, app, err, out, running, settings_of, who_asks
 from deploy.cli.billing import YesOption, billing
@@ -90,7 +90,8 @@ def print_invoices(answer: dict[str, Any], console: Console = out) -> None:
         table.add_row("total", "", "", "", invoice["currency"], invoice["total"])
         console.print(table)
         if invoice["events_without_price"]:
-            console.print(f"{invoice['events_without_price']} events have no price yet and come on a later invoice")
+            waiting = counted(invoice["events_without_price"], "event")
+            console.print(f"without a price, and on a later invoice: {waiting}")
         if not answer["is_draft"]:
             console.print(f"sha256 {invoice['sha256']}, closed {invoice['closed_at']}")
 
@@ -125,9 +126,9 @@ def invoice_list(
         total = f"{each['total']} {each['currency']}"
         table.add_row(escape(each["tenant_id"]), each["month"], escape(each["invoice_id"]), total, each["closed_at"])
     for each in answer["open"]:
-        table.add_row(escape(each["tenant_id"]), each["month"], "open", f"{each['events']} events", "")
+        table.add_row(escape(each["tenant_id"]), each["month"], "open", counted(each["events"], "event"), "")
     for each in answer["without_invoice"]:
-        late = f"{each['late_events']} late events, for the next one" if each["late_events"] else "nothing"
+        late = f"{counted(each['late_events'], 'late event')}, for the next one" if each["late_events"] else "nothing"
         table.add_row(escape(each["tenant_id"]), each["month"], "closed without one", late, each["closed_at"])
     out.print(table)
 
@@ -182,7 +183,8 @@ def invoice_check(
             price = escape(each["price_id"] or "no price")
             err.print(f"{each['kind']}, for the next invoice: {each['amount']} {each['currency']} ({price})")
         if found["missing_events"]:
-            err.print(f"[red]{found['missing_events']} events that were invoiced are not in the tables any more[/red]")
+            missing = counted(found["missing_events"], "event")
+            err.print(f"[red]{missing} of what was invoiced cannot be found in the tables any more[/red]")
         if found["dropped_at"]:
             err.print(f"its usage events left the tables at {found['dropped_at']}")
     if not found["reproduced"]:
@@ -223,7 +225,7 @@ def _record(data: Path, kind: str, tenant: str, amount: str, currency: str, reas
         err.print("to record as much once more, give another reason")
 
 
-@ledger_app.command("credit")
+@ledger_app.command("credit", context_settings={"ignore_unknown_options": True})
 def ledger_credit(
     tenant: TenantArgument, amount: AmountArgument, currency: CurrencyArgument, reason: ReasonOption,
     month: OfMonthOption = None, data: DataOption = DEFAULT_DATA,
@@ -253,4 +255,4 @@ def drop_month(
         raise CommandError("nothing was changed")
     body = {"month": month, "reason": reason, "actor": who_asks()}
     done = _ask(data, "POST", "/internal/dropped-months", body)
-    out.print(f"{done['events']} events of {done['month']} are gone")
+    out.print(f"gone: {counted(done['events'], 'usage event')} of {done['month']}")

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from rich.table import Table
 
 from deploy.cli.app import (
+    TIMES,
     CommandError,
     DataOption,
     JsonOption,
@@ -30,7 +31,6 @@ from streams.log.port import LogError
 from streams.provisioning import provision
 from streams.toml_directory import read_tenants
 
-_TIMES = ["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M"]
 keys_app = typer.Typer(help="API keys and producer keys of the tenants.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(keys_app, name="keys")
 
@@ -112,7 +112,7 @@ def keys_create(
         list[KeyScope] | None, typer.Option(help="Only for this; may be given several times. Else: all of its role.")
     ] = None,
     expires: Annotated[
-        datetime | None, typer.Option(formats=_TIMES, help="UTC; from then on it is refused. Else: it lasts.")
+        datetime | None, typer.Option(formats=TIMES, help="UTC; from then on it is refused. Else: it lasts.")
     ] = None,
 ) -> None:
     """Makes a key and prints it, once. Running processes know it within seconds."""

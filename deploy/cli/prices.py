@@ -13,7 +13,7 @@ from rich.table import Table
 
 from billing_jobs.pricing import PRICED_CLASSES, PRICES_SETTLE_MS
 from billing_jobs.readers import LONGEST_S
-from deploy.cli.app import CommandError, DataOption, JsonOption, app, err, out, running, settings_of, who_asks
+from deploy.cli.app import TIMES, CommandError, DataOption, JsonOption, app, err, out, running, settings_of, who_asks
 from deploy.cli.questions import ask_billing
 from deploy.paths import DEFAULT_DATA
 from schemas.money import PICO_PER_UNIT
@@ -25,18 +25,17 @@ prices_app = typer.Typer(
 app.add_typer(prices_app, name="prices")
 MAX_FILE_BYTES = 262_144
 _SCOPE = ("tenant_id", "endpoint", "lane", "region")
-_TIMES = ["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S"]
 
 FromOption = Annotated[
     datetime | None,
     typer.Option(
-        "--from", formats=_TIMES,
+        "--from", formats=TIMES,
         help=f"UTC; without it, {PRICES_SETTLE_MS // 1_000} s after it is applied, when every process knows it.",
     ),
 ]  # fmt: skip
 UntilOption = Annotated[
     datetime | None,
-    typer.Option("--until", formats=_TIMES, help="UTC; of prices for some alone: from then on they are withdrawn."),
+    typer.Option("--until", formats=TIMES, help="UTC; of prices for some alone: from then on they are withdrawn."),
 ]
 FileOption = Annotated[
     Path | None,
@@ -78,11 +77,21 @@ def _of_settings(settings: Settings) -> dict[str, Any]:
     return {**body, "gpu_hours": hours} if hours else body
 
 
+def _check_names(settings: Settings, body: dict[str, Any]) -> None:
+    """What else is wrong with a file billing says, which knows of no alias. Raises CommandError."""
+    priced = {alias: model.name for model in settings.models for alias in model.aliases}
+    for number, price in enumerate(body["prices"] if isinstance(body.get("prices"), list) else ()):
+        name = price.get("model") if isinstance(price, dict) else None
+        if isinstance(name, str) and name in priced:
+            raise CommandError(f"prices.{number}.model: {name!r} is an alias and has no price; name {priced[name]!r}")
+
+
 def _body(settings: Settings, file: Path | None, since: datetime | None, until: datetime | None) -> dict[str, Any]:
     if until is not None and file is None:
         raise CommandError("--until is for prices of a --file: those of the settings hold for all, and have no end")
     times = {"valid_from_ms": since, "valid_until_ms": until}
     body = _of_settings(settings) if file is None else _of_file(file)
+    _check_names(settings, body)
     return body | {name: _ms(moment) for name, moment in times.items() if moment is not None}
 
 
@@ -151,6 +160,12 @@ def _show(planned: dict[str, Any]) -> None:
         out.print(hours)
 
 
+COMPARED = (
+    "compared: the prices of the settings with which this stack was started; what was written into them since then is "
+    "looked at after its next start"
+)
+
+
 def _unchanged(file: Path | None) -> str:
     if file is None:
         return "the prices of the settings are in force"
@@ -166,11 +181,13 @@ def prices_plan(
     as_json: JsonOption = False,
 ) -> None:
     """What the prices of the settings, or of a file, would change, and what the last month would have cost. Changes
-    nothing.
+    nothing. The settings are those with which the stack was started.
     """
     _, run = running(data)
     settings = settings_of(run)
     planned = ask_billing(settings, "POST", "/internal/prices/plan", _body(settings, file, since, until), LONGEST_S)
+    if file is None:
+        err.print(COMPARED)
     if as_json:
         print(json.dumps(planned, indent=1))
     elif planned["changes"] or planned["gpu_hours"]:

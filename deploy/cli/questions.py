@@ -3,6 +3,7 @@
 import json
 import sys
 from typing import Annotated, Any
+from urllib.parse import quote
 
 import httpx
 import typer
@@ -103,6 +104,11 @@ def ask_billing(
             raise CommandError(f"billing answered with status {answer.status_code}") from None
     result: dict[str, Any] = answer.json()
     return result
+
+
+def check_has_usage(settings: Settings, tenant: str) -> None:
+    """Raises CommandError where billing knows of no usage of such a tenant: its ledger is refused then."""
+    ask_billing(settings, "GET", f"/internal/ledger/{quote(tenant, safe='')}")
 
 
 def query(settings: Settings, sql_text: str) -> dict[str, Any]:

@@ -34,7 +34,18 @@ from billing_jobs.reconciliation.tables import PAGE_ROWS, Ask, Tables
 from billing_jobs.reconciliation.watch import SETTLE_MS
 from billing_jobs.reconciliation.wiring import asking as asking_tables
 from billing_jobs.store import ClickHouseStore, Database
-from deploy.cli.app import CommandError, DataOption, JsonOption, err, out, running, settings_of, undone_by_signals
+from deploy.cli.app import (
+    TIMES,
+    CommandError,
+    DataOption,
+    JsonOption,
+    check_order,
+    err,
+    out,
+    running,
+    settings_of,
+    undone_by_signals,
+)
 from deploy.cli.billing import billing
 from deploy.cli.questions import ask_billing, query
 from deploy.paths import DEFAULT_DATA
@@ -50,11 +61,10 @@ _NAMES = {
     "usage": "usage, read and priced anew", "delivered": "delivered counts", "generated": "tokens, counted again",
     "compute": "what attempts cost", "presence": "hours of workers", "hours": "hours, beside their events",
 }  # fmt: skip
-_FORMATS = ["%Y-%m-%d", "%Y-%m-%dT%H:%M"]
 
-FromOption = Annotated[datetime | None, typer.Option("--from", formats=_FORMATS, help="UTC; the last day if left out.")]
+FromOption = Annotated[datetime | None, typer.Option("--from", formats=TIMES, help="UTC; the last day if left out.")]
 ToOption = Annotated[
-    datetime | None, typer.Option("--to", formats=_FORMATS, help="UTC; as late as can be compared if left out.")
+    datetime | None, typer.Option("--to", formats=TIMES, help="UTC; as late as can be compared if left out.")
 ]
 
 SettleOption = Annotated[
@@ -77,6 +87,7 @@ def asking(settings: Settings) -> Ask:
 
 def span_of(settings: Settings, since: datetime | None, until: datetime | None, settle_s: float) -> Span:
     """Up to what has settled. Raises CommandError."""
+    check_order(since, until)
     stored_ms = int(ask_billing(settings, "GET", "/internal/status")["finalized_through"])
     settled_ms = to_ms = max(0, stored_ms - int(settle_s * 1_000))
     if until is not None:

@@ -11,8 +11,8 @@ import httpx
 import typer
 from rich.table import Table
 
-from deploy.cli.app import CommandError, DataOption, JsonOption, app, err, out, running, settings_of
-from deploy.cli.questions import HTTP_SLACK_S, ask_billing
+from deploy.cli.app import TIMES, CommandError, DataOption, JsonOption, app, check_order, err, out, running, settings_of
+from deploy.cli.questions import HTTP_SLACK_S, ask_billing, check_has_usage
 from deploy.paths import DEFAULT_DATA
 from schemas.money import decimal_units
 from schemas.usage_query import MAX_BUCKETS, TOKEN_CLASSES, InvalidQuery, UsageQuery
@@ -22,7 +22,6 @@ MAX_PAGES = 100
 """Of buckets; what is beyond is asked for by itself."""
 WEEK = timedelta(days=7)
 FIGURES = ("requests", *TOKEN_CLASSES, "suspense_events")
-_TIMES = ["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S"]
 
 Row = dict[str, Any]
 Page = dict[str, Any]
@@ -99,6 +98,7 @@ def _query(
         raise CommandError(f"bucket_width must be one of {', '.join(MAX_BUCKETS)}")
     end = datetime.now(UTC) if until is None else until.replace(tzinfo=UTC)
     start = end - WEEK if since is None else since.replace(tzinfo=UTC)
+    check_order(start, end)
     try:
         return UsageQuery.asked(
             tenant_id=tenant,
@@ -129,9 +129,9 @@ def _show(rows: Sequence[Row], groups: Sequence[str], finalized_ms: int) -> None
 def usage(
     data: DataOption = DEFAULT_DATA,
     since: Annotated[
-        datetime | None, typer.Option("--from", formats=_TIMES, help="UTC; without it, a week before the end.")
+        datetime | None, typer.Option("--from", formats=TIMES, help="UTC; without it, a week before the end.")
     ] = None,
-    until: Annotated[datetime | None, typer.Option("--to", formats=_TIMES, help="UTC; without it, now.")] = None,
+    until: Annotated[datetime | None, typer.Option("--to", formats=TIMES, help="UTC; without it, now.")] = None,
     group_by: Annotated[
         str, typer.Option(help="With commas, some of: model, project_id, key_id, endpoint, lane, batch, pool, region, "
                                "ending, end_user; the operator's tenant_id.")
@@ -153,10 +153,12 @@ def usage(
     groups = [name for part in group_by.split(",") if (name := part.strip())]
     query = _query(tenant, since, until, width, groups)
     if api_key is None:
-        ask = of_billing(settings_of(running(data)[1]), query)
+        settings = settings_of(running(data)[1])
+        pages = list(_pages(of_billing(settings, query)))
+        if tenant is not None and not any(bucket["results"] for page in pages for bucket in page["data"]):
+            check_has_usage(settings, tenant)  # Else one that is misspelt would look idle.
     else:
-        ask = of_gateway((url or running(data)[1].gateway).rstrip("/"), api_key, query)
-    pages = list(_pages(ask))
+        pages = list(_pages(of_gateway((url or running(data)[1].gateway).rstrip("/"), api_key, query)))
     rows = [row for page in pages for row in rows_of(page, groups)]
     finalized_ms = min(page["finalized_through"] for page in pages)
     if as_json:

@@ -166,7 +166,11 @@ def test_what_is_withdrawn_is_withdrawn_once() -> None:
     ("wanted", "until", "why"),
     [
         ([ACMES, ACMES], None, "named twice"),
-        ([PriceRow("big", "USD", 0, 1, 1, 1, 1, lane="batch")], None, "big/lane=batch: the model has no price that"),
+        (
+            [PriceRow("big", "USD", 0, 1, 1, 1, 1, lane="batch")],
+            None,
+            "big/lane=batch: no model 'big' is known",
+        ),
         ([withdrawal(PriceScope("tiny"), 0)], None, "tiny: what holds for all has no end"),
         ([DEARER], AT_MS + 5, "tiny: what holds for all has no end"),
         ([ACMES], AT_MS, "cannot end before it begins"),

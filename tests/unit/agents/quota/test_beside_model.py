@@ -161,6 +161,7 @@ def test_any_sequence_of_calls_by_two_processes_keeps_every_limit_and_every_budg
                 assert isinstance(real, Refusal)
                 assert (real.code, real.limited) == (EndingCode.BUDGET_EXHAUSTED, account)
                 assert real.held == (nano + self.spent[account] <= self.most[account])
+                assert real.spent == (self.spent[account] >= self.most[account])
                 tenant.remember_refusal(id_, real)
             else:
                 for bucket in buckets.values():

@@ -8,7 +8,7 @@ import pytest
 from redis.asyncio import Redis
 
 from agents.quota.beside import Account, Beside, Hold, Spent
-from agents.quota.port import EpochLost, Refusal, Reserved
+from agents.quota.port import Decided, EpochLost, Refusal, Reserved
 from agents.quota.store import RedisQuota, Restored
 from schemas.admission import Decision
 from schemas.base import Scope
@@ -83,9 +83,24 @@ async def test_what_is_settled_is_spent_and_the_rest_is_free_again(new: New) -> 
     refusal = await reserve(quota, "r3", 501)
     assert isinstance(refusal, Refusal)
     assert not refusal.held
-    assert refusal.message == "The budget of this month is used up for this tenant."
+    assert refusal.message == (
+        "What is left of this month's budget for this tenant has no room for what this may cost: its prompt and "
+        "max_tokens at their prices. Fewer max_tokens may fit; it renews on 2026-10-01 (UTC)."
+    )
     assert refusal.retry_after_ms is None, "nobody is to ask again by himself"
-    assert await reserve(quota, "r4", 500) is not None
+    assert isinstance(await reserve(quota, "r4", 500), Decided)
+
+
+async def test_only_a_budget_of_which_nothing_is_left_is_said_to_be_used_up(new: New) -> None:
+    quota = await new()
+    for number, nano in enumerate((999, 1)):
+        id_ = f"r{number}"
+        await reserve(quota, id_, nano)
+        await quota.settle("acme", LIMITS, id_, 0, 1, spent(nano, number))
+        refusal = await reserve(quota, f"after-{id_}", 2)
+        assert isinstance(refusal, Refusal)
+        assert refusal.spent == refusal.message.startswith("The budget of this month is used up") == (number == 1)
+        assert refusal.message.endswith("it renews on 2026-10-01 (UTC).")
 
 
 async def test_what_is_not_billed_is_given_back(new: New) -> None:

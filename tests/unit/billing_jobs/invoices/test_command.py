@@ -176,10 +176,42 @@ def test_a_months_events_are_dropped_by_the_command(sluice: Sluice, world: Closi
     assert "2025-11 of acme is not closed" in str(refused.exception)
     world.closed(NOVEMBER)
     world.summed()
-    assert "2 events of 2025-11 are gone" in done(
+    assert "gone: 2 usage events of 2025-11" in done(
         sluice("billing", "drop-month", "2025-11", "--reason", "13 months", "--yes")
     )  # fmt: skip
     assert "left the tables" in sluice("invoice", "check", "acme", "2025-11").output
+    again = sluice("billing", "drop-month", "2025-11", "--reason", "13 months", "--yes")
+    assert "usage of 2025-11 was dropped already, at " in str(again.exception)
+    never = sluice("billing", "drop-month", "2025-10", "--reason", "13 months", "--yes")
+    assert "no usage of 2025-10 is stored" in str(never.exception)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("credit", "acme", "-5", "USD"), "amount: a credit is above 0; what a tenant owes is a correction"),
+        (("credit", "acme", "5", "USD", "--month", "2030-01"), "month: 2030-01 has not begun"),
+        (("correct", "acme", "-5", "USD", "--month", "2026-03"), "month: 2026-03 has not begun"),
+    ],
+)
+def test_an_entry_that_cannot_be_meant_is_refused(
+    sluice: Sluice, world: ClosingWorld, words: tuple[str, ...], said: str
+) -> None:
+    refused = sluice("ledger", *words, "--reason", "an outage")
+    assert said in str(refused.exception)
+    assert world.rows("SELECT count() FROM ledger") == [(0,)]
+
+
+def test_the_ledger_of_a_tenant_that_nobody_knows_is_not_shown_as_empty(sluice: Sluice) -> None:
+    assert done(sluice("ledger", "list", "acme", "--json"))
+    refused = sluice("ledger", "list", "nosuch")
+    assert "no usage of a tenant 'nosuch' is known" in str(refused.exception)
+
+
+def test_one_event_is_one(sluice: Sluice) -> None:
+    listed = done(sluice("invoice", "list", "acme"))
+    assert "1 event " in listed
+    assert "2 events" in listed
 
 
 @pytest.mark.parametrize(

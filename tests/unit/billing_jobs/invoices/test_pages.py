@@ -47,7 +47,7 @@ def test_a_page_says_all_that_an_invoice_does_and_needs_nothing_else() -> None:
         for line in [*invoice["lines"], *(line for each in invoice["entries"] for line in each["lines"])]:
             for figure in (f"{line['quantity']:,}", line["price_per_million"], line["amount"], line["price_id"]):
                 assert figure in page.texts
-    assert "7 events have no price yet" in said
+    assert "Without a price, and on a later invoice: 7 events." in said
     assert EVIL in said
     assert "DRAFT" not in said
 

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 import httpx
 import pytest
 
-from deploy.cli import app, backup, cluster, inspection, lifecycle, overview, questions, trace
+from deploy.cli import alerts, app, backup, cluster, inspection, lifecycle, overview, questions, trace
 from deploy.cli import billing as billing_commands
 from deploy.cli.app import CommandError
 from deploy.cli.inspection import without_credentials
@@ -298,6 +298,18 @@ def test_where_nothing_runs_the_advice_is_for_the_folder_that_was_named(tmp_path
     with pytest.raises(CommandError, match=f"start it with: sluice up --data {tmp_path}$"):
         overview.status(data=tmp_path)
     assert str(app.nothing_runs(DataFolder(DEFAULT_DATA))).endswith("sluice up")
+
+
+@pytest.mark.parametrize(
+    "command", [lambda data: cluster.secret("billing", data), lambda data: alerts.alerts_secret(None, data)]
+)
+def test_where_nothing_was_ever_started_no_secret_is_shown_and_that_is_said(
+    tmp_path: Path, command: Callable[[Path], None]
+) -> None:
+    folder = tmp_path / "nowhere"
+    with pytest.raises(CommandError, match=f"none is set, and nothing runs on {folder}; start it with: sluice up"):
+        command(folder)
+    assert not folder.exists()
 
 
 COMMANDS: Mapping[str, tuple[object, Callable[[Path], object]]] = {

@@ -29,7 +29,16 @@ SETTINGS = Settings.model_validate(
             {"name": "default", "engine": "simulated", "gpu_hour": {"cost": "2.50"}},
             {"name": "free", "engine": "simulated"},
         ],
-        "models": [{"name": "tiny", "path": "", "pool": "default", "context_window": 99, "price": {"output": "0.8"}}],
+        "models": [
+            {
+                "name": "tiny",
+                "path": "",
+                "pool": "default",
+                "context_window": 99,
+                "price": {"output": "0.8"},
+                "aliases": ["default"],
+            }
+        ],
     }
 )
 
@@ -73,12 +82,20 @@ def terms(output: str, **scope: str) -> dict[str, Any]:
 
 
 def test_those_of_the_settings_are_for_all_and_gpu_hours_come_with_them(billing: Billing) -> None:
-    assert json.loads(sluice("plan", "--json")) == billing.planned
+    assert json.loads(CliRunner().invoke(prices.prices_app, ["plan", "--json"]).stdout) == billing.planned
     [(path, body)] = billing.asked
     assert path == "/internal/prices/plan"
     assert body is not None
     assert [each["price"]["output"] for each in body["prices"]] == ["0.8"]
     assert body["gpu_hours"] == [{"pool": "default", "gpu_hour": {"cost": "2.50", "currency": "USD"}, "gpus": 1}]
+
+
+def test_it_is_said_which_settings_were_compared(billing: Billing, tmp_path: Path) -> None:
+    path = tmp_path / "contracts.toml"
+    path.write_text(FILE)
+    assert "of the settings with which this stack was started" in sluice("plan")
+    assert "this stack was started" not in sluice("plan", "--file", path)
+    assert len(billing.asked) == 2
 
 
 def test_those_of_a_file_are_asked_for_as_they_stand_there_with_their_times(billing: Billing, tmp_path: Path) -> None:
@@ -123,6 +140,11 @@ def test_what_is_applied_is_shown_first_with_what_it_would_have_cost(billing: Bi
         ("[[prices", [], "contracts.toml: "),
         ("[[models]]\nname = 'x'", [], "models: only [[prices]] are known"),
         ("#" * 300_000, [], "larger than"),
+        (
+            '[[prices]]\nmodel = "x"\n[[prices]]\nmodel = "default"',
+            [],
+            "prices.1.model: 'default' is an alias",
+        ),
         (None, ["--until", "2027-04-01"], "--until is for prices of a --file"),
     ],
 )

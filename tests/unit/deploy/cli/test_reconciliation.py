@@ -73,6 +73,14 @@ def test_what_differs_is_told_response_by_response_and_ends_with_1(asked: list[t
     assert told["hours"][1]["left_out"] == ["generated: not asked for"]
 
 
+@pytest.mark.parametrize("command", ["reconcile", "rebuild"])
+def test_times_the_wrong_way_round_are_named(asked: list[tuple[Span, bool]], command: str) -> None:
+    done = sluice("billing", command, "--from", "2025-11-21T12:00:01", "--to", "2025-11-21 12:00")
+    assert isinstance(done.exception, CommandError)
+    assert str(done.exception).startswith("--from has to be before --to: 2025-11-21 12:00:01 is not before")
+    assert asked == []
+
+
 def test_what_is_too_young_is_not_compared_and_said(asked: list[tuple[Span, bool]]) -> None:
     with pytest.raises(CommandError, match="billed up to 2025-11-21 13:59:00 UTC can be"):
         raise sluice("billing", "reconcile", "--from", "2025-11-22").exception or AssertionError
@@ -99,7 +107,7 @@ def test_open_alerts_are_listed_and_those_that_ended_if_asked_for(
     asked: list[tuple[Span, bool]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lag, difference = (
-        Alert.raised(kind, subject, "critical", "why", since_ms=NOON_MS, told_at_ms=NOON_MS)
+        Alert.raised(kind, subject, "critical", "why", since_ms=NOON_MS, told_at_ms=NOON_MS + 1_000)
         for kind, subject in (("billing_lag", "usage"), ("billing_difference", "usage/acme/hour"))
     )
     monkeypatch.setattr(alerts, "read_alerts", lambda _settings: [lag.resolved(NOON_MS + 5), difference])
@@ -109,4 +117,6 @@ def test_open_alerts_are_listed_and_those_that_ended_if_asked_for(
 
     assert listed() == ["billing_difference"]
     assert listed("--all") == ["billing_lag", "billing_difference"]
-    assert "usage/acme/hour" in sluice("alerts", "list").output
+    shown = sluice("alerts", "list").output
+    for said in ("usage/acme/hour", "2025-11-21 12:00:00", "2025-11-21 12:00:01"):
+        assert said in shown, "since when, and when it was found"

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from deploy.cli import usage
+from deploy.cli import questions, usage
 from deploy.cli.app import CommandError, app
 from streams.settings import Settings
 
@@ -25,23 +25,31 @@ class Billing:
 
     def __init__(self, days: int) -> None:
         self.days = days
+        self.tenants = {"acme"}
         self.asked: list[dict[str, Any]] = []
 
-    def answer(self, _settings: Settings, method: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    def answer(self, _settings: Settings, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        if body is None:
+            tenant = path.removeprefix("/internal/ledger/")
+            if tenant not in self.tenants:
+                raise CommandError(f"no usage of a tenant {tenant!r} is known")
+            return {"entries": []}
         assert (method, path) == ("POST", "/internal/usage")
         self.asked.append(body)
         start = body["start_time"] - body["start_time"] % DAY_S
         result = {**dict.fromkeys(body["group_by"], "acme"), "currency": "USD", **FIGURES}
         bucket = {"start_time": start, "end_time": start + DAY_S, "estimate": len(self.asked) == self.days}
         more = len(self.asked) < self.days
-        return {"data": [{**bucket, "results": [result]}], "next_start": start + DAY_S if more else None,
+        results = [result] if body["tenant_id"] in {None, "acme"} else []
+        return {"data": [{**bucket, "results": results}], "next_start": start + DAY_S if more else None,
                 "finalized_through": 1_763_726_400_000}  # fmt: skip
 
 
 @pytest.fixture
 def billing(monkeypatch: pytest.MonkeyPatch) -> Billing:
     made = Billing(days=3)
-    monkeypatch.setattr(usage, "ask_billing", made.answer)
+    for module in (usage, questions):
+        monkeypatch.setattr(module, "ask_billing", made.answer)
     monkeypatch.setattr(usage, "running", lambda _data: (None, None))
     monkeypatch.setattr(usage, "settings_of", lambda _run: Settings())
     monkeypatch.delenv("SLUICE_API_KEY", raising=False)
@@ -82,6 +90,14 @@ def test_a_person_sees_what_may_still_grow() -> None:
     assert shown.count("~") == 1
 
 
+def test_a_tenant_that_nobody_knows_is_not_shown_as_one_that_is_idle(billing: Billing) -> None:
+    with pytest.raises(CommandError, match="no usage of a tenant 'nosuch' is known"):
+        CliRunner().invoke(app, [*WEEK, "--tenant", "nosuch", "--json"], catch_exceptions=False)
+    billing.tenants.add("idle")
+    billing.asked.clear()
+    assert json.loads(told(*WEEK, "--tenant", "idle", "--json"))["rows"] == []
+
+
 def test_a_tenants_key_is_asked_at_the_gateway(billing: Billing, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[httpx.Request] = []
 
@@ -108,7 +124,8 @@ def test_a_tenants_key_is_asked_at_the_gateway(billing: Billing, monkeypatch: py
     [
         (("--group-by", "prompt"), "group_by"),
         (("--width", "2h"), "bucket_width"),
-        (("--to", "2025-11-01"), "end_time"),
+        (("--to", "2025-11-01"), "--from has to be before --to"),
+        (("--from", "2025-11-21", "--to", "2025-11-21 00:00"), "--from has to be before --to"),
         (("--json", "--csv"), "not both"),
         (("--tenant", "acme", "--api-key", "sk-mine"), "for the operator"),
     ],
