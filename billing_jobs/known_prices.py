@@ -19,6 +19,7 @@ class KnownPrices:
         self._rows: list[PriceRow] = []
         self._read_at_ms: int | None = None
         """By the monotonic clock."""
+        self._read_by_clock_ms = 0
         self.book = PriceBook(self._rows)
         """Another object whenever prices are new."""
 
@@ -26,15 +27,16 @@ class KnownPrices:
         """A price of what was accepted then: it may have been appended since they were read."""
         if self._read_at_ms is None:
             return True
-        # By the clock as it is set now.
-        last_read_at_ms = self._clock_ms() - (self._monotonic_ms() - self._read_at_ms)
+        # By the clock as it is set now; a machine that was stopped has counted less than passed.
+        ago_ms = self._monotonic_ms() - self._read_at_ms
+        last_read_at_ms = min(self._clock_ms() - ago_ms, self._read_by_clock_ms)
         return accepted_at_ms >= last_read_at_ms - PRICES_SETTLE_MS
 
     def read(self) -> bool:
         """Whether any are new."""
-        read_at_ms = self._monotonic_ms()
+        read_at_ms, by_clock_ms = self._monotonic_ms(), self._clock_ms()
         rows = self._load()
-        self._read_at_ms = read_at_ms
+        self._read_at_ms, self._read_by_clock_ms = read_at_ms, by_clock_ms
         if rows == self._rows:
             return False
         self._rows, self.book = rows, PriceBook(rows)

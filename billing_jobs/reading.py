@@ -27,11 +27,12 @@ from streams.topics import DAY_MS
 
 MAX_EVENT_AGE_MS = 400 * DAY_MS
 MAX_EVENT_AHEAD_MS = DAY_MS
+_OF_EACH = {"scope.policy_version": 2**32}
 _BOUNDS: dict[type[Record], dict[str, int]] = {
-    UsageEvent: {"choice": 2**32, "attempts": 2**32, "billing_rule_version": 2**16, "scope.policy_version": 2**32},
-    ComputeRecord: {"engine_ms": 2**53},
-    DeliveredCount: {},
-    Presence: {},
+    UsageEvent: {"choice": 2**32, "attempts": 2**32, "billing_rule_version": 2**16, **_OF_EACH},
+    ComputeRecord: {"engine_ms": 2**53, **_OF_EACH},
+    DeliveredCount: _OF_EACH,
+    Presence: _OF_EACH,
 }
 """What the schema leaves unbounded must fit its column, or one record would stop its batch for ever."""
 _STAGE_BOUND = 2**53
@@ -368,8 +369,7 @@ def read_one(record: LogRecord) -> AnyUsage:
 
 def _check_integers(event: AnyUsage) -> None:
     bounds = [(path, _at(event, path), bound) for path, bound in _BOUNDS[type(event)].items()]
-    if isinstance(event, UsageEvent):
-        bounds += [(f"stage_ms.{stage[:40]}", at_ms, _STAGE_BOUND) for stage, at_ms in event.stage_ms.items()]
+    bounds += [(f"stage_ms.{stage[:40]}", at_ms, _STAGE_BOUND) for stage, at_ms in event.stage_ms.items()]
     for name, value, bound in bounds:
         if not 0 <= value < bound:
             raise Undecodable("invalid", f"{name}: not in [0, {bound})")

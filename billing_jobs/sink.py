@@ -241,11 +241,16 @@ class Sink:
             self._consumer.resume(self._paused & set(self._consumer.assignment()))
             self._paused.clear()
 
+    def _doubtful(self) -> list[TopicPartition]:
+        """But where a batch of it was read ahead: what was in the log is billed first."""
+        ahead = None if self._next is None else self._next.source
+        return [partition for partition in self._planner.doubtful() if partition != ahead]
+
     def _position(self) -> None:
         """Starts newly assigned partitions at their commit, or at the cut that it holds. Doubtful ones are looked at as
         if they were new: whether this is the log that was billed is found out there."""
         if self._pending is None:
-            for partition in self._planner.doubtful():
+            for partition in self._doubtful():
                 _log.warning("log_went_back", partition=partition.partition)
                 self._looks.forget(partition)
                 self._take_anew(partition)
@@ -412,6 +417,9 @@ class Sink:
         self._metrics.recovered_cuts.inc(pending.recovered)
         self._metrics.charged.add(batch.usage, batch.charges)
         self._metrics.charged.add_attempts(batch.compute)
+        if pending.recovered and self._reprice_at_ms is None:
+            # Rows of the owner before it may have come later than anybody looked for some without a price.
+            self._reprice_at_ms = ended_ms + REPRICE_PERIOD_MS
         if suspense := batch.charges.columns["state"].count("suspense"):
             self._metrics.suspense_events.inc(suspense)
             if self._reprice_at_ms is None:

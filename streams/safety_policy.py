@@ -68,7 +68,7 @@ class SafetyPolicy(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    version: int = Field(default=1, ge=1)
+    version: int = Field(default=1, ge=1, lt=2**32, description="As wide as usage has a column for it.")
     prompt_deny: list[DenyPhrase] = Field(default_factory=list, max_length=10_000)
     prompt_deny_patterns: list[DenyPattern] = Field(default_factory=list, max_length=MAX_PATTERNS)
     prompt_allow: list[str] = Field(default_factory=list, max_length=10_000)

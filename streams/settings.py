@@ -362,6 +362,10 @@ class PostSafetySettings(_Section):
     max_open_responses: int = Field(
         default=50_000, ge=1, description="Beyond it new ones end as `overloaded`. Each answer counts: it has a state."
     )
+    max_reviewed_mib: int = Field(
+        default=256, ge=1,
+        description="What answers that are reviewed whole may hold. Beyond it new ones of these end as `overloaded`.",
+    )  # fmt: skip
     park_after_ms: int = Field(
         default=30_000, ge=1, description="What waits so long without a worker no longer holds the commit."
     )

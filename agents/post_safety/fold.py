@@ -7,7 +7,7 @@ from typing import Literal
 from agents.post_safety import outcome
 from agents.post_safety.effects import Effect, Emit, Outbox, Released
 from agents.post_safety.hold_back import Delta
-from agents.post_safety.modes import looking
+from agents.post_safety.modes import Held, Reviewing, looking
 from agents.post_safety.own_endings import say_halted, stop_workers, write_ending
 from agents.post_safety.partition import Partition
 from agents.post_safety.policies import Rules
@@ -35,6 +35,7 @@ class Fold:
 
     def __init__(self, rules_of: RulesOf, timers: Timers, counts: Counter[str]) -> None:
         self._rules_of = rules_of
+        self.held = Held()
         self._timers = timers
         self._counts = counts
 
@@ -48,7 +49,8 @@ class Fold:
         response = self._open(state, opened, offset, timestamp_ms, held_offset=offset)
         if response.hold.halted:
             return [_say_started(response), *self._say_halted(state, response)]
-        if self._timers.sheds(state, open_answers):
+        is_reviewed = isinstance(response.hold, Reviewing)
+        if self._timers.sheds(state, open_answers, self.held.size_bytes if is_reviewed else 0):
             self._counts["overloaded"] += 1
             response.started_held = True
             return write_ending(state, response, EndingCode.OVERLOADED)
@@ -222,7 +224,7 @@ class Fold:
             opened_at_ms=timestamp_ms,
             held_offset=held_offset,
             prefix=AcceptedPrefix(opened.choices, most_moves=len(opened.further)),
-            hold=looking(mode, phrases, content_is_json=opened.content_is_json),
+            hold=looking(mode, phrases, content_is_json=opened.content_is_json, held=self.held),
             tallies=[Tally() for _ in range(opened.choices)],
             scope_json=opened.scope.model_copy(update={"traceparent": ""}).model_dump_json().encode(),
             keeps_text=opened.reply_to.results_topic is not None,

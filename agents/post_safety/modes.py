@@ -11,6 +11,9 @@ a rebuild that takes the same tokens in other groups releases.
 """
 
 from collections import deque
+from typing import NamedTuple
+
+import orjson
 
 from agents.post_safety.hold_back import UNKNOWN, Delta, HoldBack, Text
 from agents.safety.phrases import PhraseSet
@@ -18,6 +21,8 @@ from schemas.policy import OutputMode
 
 RUN_TOKENS, RUN_CHARS = 256, 4_096
 """What is held of a choice is held in runs of about so much: a row for each token would take ten times the memory."""
+TOKEN_BYTES = 40
+"""Of each that is held, beside its text and its probabilities."""
 
 
 class _WatchedText(Text):
@@ -35,6 +40,38 @@ class Watching(HoldBack):
 
     text_type = _WatchedText
     __slots__ = ()
+
+
+class Held:
+    """What all answers under review hold together, about."""
+
+    __slots__ = ("size_bytes",)
+
+    def __init__(self) -> None:
+        self.size_bytes = 0
+
+
+class _Packed(NamedTuple):
+    """A delta that waits; its probabilities are text, which takes a seventh of the room."""
+
+    delta: Delta
+    logprobs: bytes
+
+    @classmethod
+    def of(cls, delta: Delta) -> "_Packed":
+        if delta.logprobs is None:
+            return cls(delta, b"")
+        return cls(delta._replace(logprobs=None), orjson.dumps(delta.logprobs))
+
+    @property
+    def size_bytes(self) -> int:
+        return 4 * len(self.delta.text) + TOKEN_BYTES * len(self.delta.text_ends) + len(self.logprobs)
+
+    def unpacked(self) -> Delta:
+        if not self.logprobs:
+            return self.delta
+        told = orjson.loads(self.logprobs)
+        return self.delta._replace(logprobs=[each and [(token, figure) for token, figure in each] for each in told])
 
 
 class _Run:
@@ -87,11 +124,14 @@ class _Run:
 class Reviewing(HoldBack):
     """`full_review`."""
 
-    __slots__ = ("_held", "_newest", "_over")
+    __slots__ = ("_all", "_held", "_newest", "_over", "held_bytes")
 
-    def __init__(self, phrases: PhraseSet, *, content_is_json: bool = False) -> None:
+    def __init__(self, phrases: PhraseSet, *, content_is_json: bool = False, held: Held | None = None) -> None:
+        """`held`: by all together, this one among them."""
         super().__init__(phrases, content_is_json=content_is_json)
-        self._held: deque[Delta] = deque()
+        self.held_bytes = 0
+        self._all = Held() if held is None else held
+        self._held: deque[_Packed] = deque()
         self._newest: _Run | None = None
         self._over: set[int] = set()
 
@@ -123,10 +163,11 @@ class Reviewing(HoldBack):
         if self.halted:
             self._drop()
         released: list[Delta] = []
-        while self._held and self._may_leave(self._held[0]):
-            delta = self._held.popleft()
-            self.released += len(delta.text_ends)
-            released.append(delta)
+        while self._held and self._may_leave(self._held[0].delta):
+            packed = self._held.popleft()
+            self._count(-packed.size_bytes)
+            self.released += len(packed.delta.text_ends)
+            released.append(packed.unpacked())
         return released
 
     def _may_leave(self, delta: Delta) -> bool:
@@ -135,19 +176,27 @@ class Reviewing(HoldBack):
 
     def _close_run(self) -> None:
         if self._newest is not None:
-            self._held.append(self._newest.joined())
+            packed = _Packed.of(self._newest.joined())
+            self._held.append(packed)
+            self._count(packed.size_bytes)
             self._newest = None
 
+    def _count(self, size_bytes: int) -> None:
+        self.held_bytes += size_bytes
+        self._all.size_bytes += size_bytes
+
+    def forget(self) -> None:
+        """Its partition is another's now."""
+        self._drop()
+
     def _drop(self) -> None:
+        self._count(-self.held_bytes)
         self._held.clear()
         self._newest = None
 
 
-_MODES: dict[OutputMode, type[HoldBack]] = {
-    "hold_back": HoldBack, "parallel": Watching, "full_review": Reviewing,
-}  # fmt: skip
-
-
-def looking(mode: OutputMode, phrases: PhraseSet, *, content_is_json: bool) -> HoldBack:
+def looking(mode: OutputMode, phrases: PhraseSet, *, content_is_json: bool, held: Held) -> HoldBack:
     """For one response. Without phrases there is nothing to look for, and nothing waits."""
-    return (_MODES[mode] if phrases else HoldBack)(phrases, content_is_json=content_is_json)
+    if mode == "full_review" and phrases:
+        return Reviewing(phrases, content_is_json=content_is_json, held=held)
+    return (Watching if mode == "parallel" else HoldBack)(phrases, content_is_json=content_is_json)

@@ -50,9 +50,12 @@ class Timers:
         else:
             response.gap.until = max(response.gap.until, gap.until)
 
-    def sheds(self, state: Partition, open_answers: int) -> bool:
-        """Whether a response that comes now, beside so many open answers, is one too many. A rebuild sheds nothing."""
-        return state.live and open_answers >= self._settings.max_open_responses
+    def sheds(self, state: Partition, open_answers: int, held_bytes: int) -> bool:
+        """Whether a response that comes now, beside so many open answers, and so much that is held of them if it is to
+        be held as well, is one too many. A rebuild sheds nothing.
+        """
+        is_full = held_bytes >= self._settings.max_reviewed_mib * 1_048_576
+        return state.live and (open_answers >= self._settings.max_open_responses or is_full)
 
     def tick(self, partitions: list[Partition], now_ms: int) -> list[Effect]:
         """Endings that are due: deadlines, cancels that no worker answers, gaps that nobody fills."""

@@ -311,7 +311,9 @@ class GatewayRuntime:
             await asyncio.sleep(SWEEP_S)
             self.pump.following.sweep(monotonic_ms())
             self.followed.look()
-            self._sockets.close_unless(self.gateway.keys.standing())
+            stands = self.gateway.keys.standing()
+            self._sockets.close_unless(stands)
+            self.gateway.close_unless(stands)
             self._tell_finished(self.gateway.sweep())
 
     async def _meet(self) -> None:

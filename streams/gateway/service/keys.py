@@ -102,18 +102,18 @@ class Keys:
         return Principal(tenant, key, claims)
 
     def standing(self) -> Callable[[Principal], bool]:
-        """Whether a principal's key may still be used, as of now: each is looked up once, however many have shown it.
-        One that another has replaced under its name stands no longer.
+        """Whether a principal's key may still be used, as of now: all of a tenant are looked at once, whoever has shown
+        them. One that another has replaced under its name stands no longer.
         """
-        at_ms, known = self._clock_ms(), dict[tuple[str, str], bool]()
+        at_ms, known = self._clock_ms(), dict[str, dict[str, str]]()
 
         def stands(principal: Principal) -> bool:
-            name = principal.tenant.tenant_id, principal.key.sha256
-            if (found := known.get(name)) is None:
-                tenant = self._directory.tenant(principal.tenant.tenant_id)
-                key = None if tenant is None else tenant.api_key(principal.key.key_id, at_ms)
-                found = known[name] = key is not None and key.sha256 == principal.key.sha256
-            return found
+            tenant_id = principal.tenant.tenant_id
+            if (digests := known.get(tenant_id)) is None:
+                tenant = self._directory.tenant(tenant_id)
+                keys = [] if tenant is None else tenant.api_keys
+                digests = known[tenant_id] = {key.key_id: key.sha256 for key in keys if key.stands(at_ms)}
+            return digests.get(principal.key.key_id) == principal.key.sha256
 
         return stands
 

@@ -261,13 +261,15 @@ class Gateway:
             return "stopping"
         return None if self._ownership.owned else "no partition of `responses` is assigned yet"
 
+    def close_unless(self, stands: Callable[[Principal], bool]) -> None:
+        """See `Viewing.close_unless`."""
+        self._viewing.close_unless(stands)
+
     def sweep(self) -> list[Stream]:
-        """Viewers whose key stands no longer are closed, stalled ones cut off, and what nobody watches is cancelled;
-        returns what ended and left memory.
+        """Stalled viewers are cut off, those that nobody watches cancelled; returns those that ended and left memory.
 
         A gateway that stops has told its viewers to come back: it cancels nothing; the partition's next reader may.
         """
-        self._viewing.close_unless(self.keys.standing())
         sweep = self.hub.sweep(monotonic_ms(), self._may_end())
         self._viewing.cut_off(sweep.stalled)
         if sweep.cancel:

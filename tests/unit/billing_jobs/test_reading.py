@@ -164,3 +164,15 @@ def test_a_field_of_a_kind_that_no_column_checks_is_noticed_when_the_program_sta
 
     with pytest.raises(TypeError, match="float"):
         reading._check_of(Newer.model_fields["ratio"], 2**64)
+
+
+@pytest.mark.parametrize("event", SOUND, ids=[f"{type(each).__name__}-{number}" for number, each in enumerate(SOUND)])
+@pytest.mark.parametrize("wide", [2**32, 2**53, 2**63, 2**70])
+def test_a_number_that_no_column_takes_is_a_dead_letter_and_stops_nothing(event: Any, wide: int) -> None:
+    told = json.loads(event.encode())
+    of_policy = {**told, "scope": {**told["scope"], "policy_version": wide}}
+    of_stage = {**told, "stage_ms": {"worker": max(wide, 2**53)}}
+    for bad in (of_policy, of_stage):
+        read = read_records(logged([SOUND[0].encode(), json.dumps(bad).encode(), SOUND[1].encode()]))
+        assert [each.record.offset for each in read.unusable] == [11]
+        assert [row.offset for row in read.usage] == [10, 12]

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from billing_jobs.known_prices import KnownPrices
 from billing_jobs.pricing import PRICES_SETTLE_MS
 from billing_jobs.sink import MAX_BACKOFF_MS, PRICES_LOOK_PERIOD_MS, REPRICE_PERIOD_MS, REPRICE_ROWS
 from billing_jobs.store import StoreError
@@ -53,6 +54,17 @@ def test_a_clock_that_is_set_back_hides_no_price_from_who_has_read_them_before()
     world.append(event.encode())
     world.steps(member)
     assert world.store.column("usage_events", "price_id") == ["tiny@0", f"tiny@{begins_ms}"]
+
+
+def test_a_machine_that_was_stopped_knows_that_it_may_lack_a_price() -> None:
+    """Its monotonic clock has stood still, and its other one was set when it went on."""
+    clock_ms, monotonic_ms, rows = 1_000_000, 500, [PRICE]
+    known = KnownPrices(lambda: rows, lambda: clock_ms, lambda: monotonic_ms)
+    known.read()
+    clock_ms, monotonic_ms = clock_ms + 570_000, monotonic_ms + 1_000
+    assert known.may_lack(1_300_000)
+    known.read()
+    assert not known.may_lack(1_300_000)
 
 
 def test_what_cannot_be_priced_now_waits() -> None:

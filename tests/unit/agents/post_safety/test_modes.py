@@ -1,18 +1,25 @@
 """How much is seen before it was looked at: in every mode the same answers are halted, for the same."""
 
-from itertools import groupby, pairwise
+from itertools import count, groupby, pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agents.post_safety.core import PostSafety
+from agents.post_safety.effects import Emit
 from agents.post_safety.hold_back import Delta, HoldBack
-from agents.post_safety.modes import RUN_TOKENS, Reviewing, Watching, looking
+from agents.post_safety.modes import RUN_TOKENS, Held, Reviewing, Watching, looking
+from agents.post_safety.parking import Restart
+from agents.post_safety.policies import Rules
 from agents.post_safety.strands import LaterCall, Strand
 from agents.safety.phrases import PhraseSet
+from schemas.base import Record
 from schemas.endings import EndingCode
+from schemas.generated import Ending, Fence, Frame, Opened
 from schemas.policy import OutputMode
-from tests.unit.agents.post_safety.story import Member, Row, World, fence, frame, opened
+from streams.settings import PostSafetySettings
+from tests.unit.agents.post_safety.story import START_MS, Member, Row, World, fence, frame, opened
 
 PHRASES = PhraseSet(["make a bomb", "poison", "毒药"])
 WORDS = ("make", " a", " bomb", "poi", "son", " ", "é", "", "\\", '"', "astic", " safe", ",", "毒", "药", "m", "ake")
@@ -126,7 +133,53 @@ def test_for_a_reason_other_than_a_match_nothing_more_leaves() -> None:
 @pytest.mark.parametrize("mode", ["hold_back", "parallel", "full_review"])
 def test_without_phrases_nothing_waits_in_any_mode(mode: OutputMode) -> None:
     row = Delta(0, "content", 1, "Hi", [2], 1)
-    assert looking(mode, PhraseSet(()), content_is_json=False).accept(row) == [row]
+    assert looking(mode, PhraseSet(()), content_is_json=False, held=Held()).accept(row) == [row]
+
+
+@given(tokens=tokens_of_choices, cuts=st.sets(st.integers(1, 40)), over=st.permutations([0, 1, 2]), gone=st.booleans())
+def test_what_is_held_is_counted_until_it_leaves(
+    tokens: list[tuple[int, Strand, str]], cuts: set[int], over: list[int], gone: bool
+) -> None:
+    held, other = Held(), Held()
+    held.size_bytes = other.size_bytes = 7
+    hold = Reviewing(PHRASES, held=held)
+    for row in rows_of(tokens, cuts):
+        hold.accept(row)
+        assert held.size_bytes - 7 == hold.held_bytes >= 0
+    for choice in over[:1] if gone else over:
+        hold.finish_choice(choice)
+        assert held.size_bytes - 7 == hold.held_bytes >= 0
+    if gone:
+        hold.forget()
+    assert held.size_bytes == 7
+
+
+def test_beyond_what_may_be_held_a_new_answer_that_would_be_held_as_well_is_refused_and_no_other() -> None:
+    modes: dict[str, OutputMode] = {"r3": "hold_back"}
+    core = PostSafety(
+        PostSafetySettings(max_reviewed_mib=1), lambda each: Rules(PHRASES, modes.get(each.response_id, "full_review"))
+    )
+    core.assign(0, Restart(None), "owner")
+    core.went_live(0)
+    offsets = count()
+
+    def refused(record: Record) -> bool:
+        assert isinstance(record, Opened | Fence | Frame)
+        effects = core.fold(record, 0, next(offsets), START_MS)
+        return any(isinstance(each, Emit) and isinstance(each.record, Ending) for each in effects)
+
+    for record in (opened("r1"), fence("r1"), *(frame(Row("r1", n, ["word " * 8_000])) for n in range(1, 40))):
+        assert not refused(record)
+    assert refused(opened("r2"))
+    assert not refused(opened("r3"))
+    core.fold(frame(Row("r1", 40, ["."], finish="stop")), 0, next(offsets), START_MS)
+    assert not refused(opened("r4")), "what was held has left"
+    for record in (fence("r4"), *(frame(Row("r4", n, ["word " * 8_000])) for n in range(1, 40))):
+        assert not refused(record)
+    core.revoke(0)
+    core.assign(0, Restart(None), "owner")
+    core.went_live(0)
+    assert not refused(opened("r5")), "and so has what went to another owner"
 
 
 # Through post-safety
