@@ -12,7 +12,7 @@ def usage_event(number: int = 0, **changes: object) -> UsageEvent:
     response_id = f"resp_local-0_{number:032x}"
     fields: dict[str, object] = {
         "response_id": response_id,
-        "scope": Scope(tenant_id="acme", project_id="chat", key_id="key-1", end_user="u1"),
+        "scope": Scope(tenant_id="acme", project_id="chat", key_id="key-1", end_user="ab" * 16),
         "usage_id": f"{response_id}/0",
         "choice": 0,
         "endpoint": "chat.completions",

@@ -308,7 +308,7 @@ def test_every_field_of_a_usage_event_is_stored(database: Database, store: Click
         " finish_reason, billable, end_user, ending, toUnixTimestamp64Milli(logged_at) FROM usage_events",
     )
     assert row == (
-        NOON_MS, None, NOON_MS + 900, {"post-safety": NOON_MS}, "länge 'x'", True, "u1", "completed", NOON_MS,
+        NOON_MS, None, NOON_MS + 900, {"post-safety": NOON_MS}, "länge 'x'", True, "ab" * 16, "completed", NOON_MS,
     )  # fmt: skip
 
 

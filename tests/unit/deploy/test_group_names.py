@@ -41,7 +41,7 @@ def test_billing_is_a_group_of_its_region(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(billing, "KafkaConsumer", Named)
     monkeypatch.setattr(billing, "KafkaProducer", lambda *_: None)
     monkeypatch.setattr(billing, "Sink", sink)
-    store: Any = SimpleNamespace(prices=list, reprice=None)
+    store: Any = SimpleNamespace(prices=list, reprice=None, usage_waits=None)
     nothing: Any = None
     billing.make_sink(settings_of("north"), store, nothing, nothing, nothing)
     assert [consumer.group for consumer in consumers] == ["north.billing"]
