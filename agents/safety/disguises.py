@@ -19,6 +19,7 @@ very place, so that a text in plain letters is none in disguise.
 
 import re
 from array import array
+from collections import defaultdict
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -48,6 +49,7 @@ _DIGIT_RUN = re.compile(r"[0-9]+")
 _DOUBLED = re.compile(r"([^ ])\1+")
 _TRIPLED = re.compile(r"([^ ])\1\1")
 _SPELLED = re.compile(r" [^ ] [^ ] [^ ](?= )")
+_NOWHERE: frozenset[int] = frozenset()
 _WORDS_OF_A_LETTER = frozenset("aio")
 _ROT13 = str.maketrans("abcdefghijklmnopqrstuvwxyz", "nopqrstuvwxyzabcdefghijklm")
 
@@ -71,11 +73,11 @@ class Disguises:
         self._plain = plain
         self._longest = max(map(letters_in, deny), default=0)
         spaced = sum(map(len, deny)) + sum(map(len, allow)) <= MAX_SPACED_CHARS
-        self._forms: dict[str, _Form] = {}
+        self._forms: defaultdict[str, list[_Form]] = defaultdict(list)
         for phrase in sorted(deny):
             if letters_in(phrase) >= MIN_LETTERS:
                 for form in _forms_of(phrase, spaced=spaced):
-                    self._forms.setdefault(form.words, form)
+                    self._forms[form.words].append(form)
         lifted = {form.words for phrase in allow for form in _forms_of(phrase, spaced=spaced)}
         self._written_alike = PhraseSet(self._forms, lifted)
 
@@ -100,13 +102,17 @@ class Disguises:
         if not self._written_alike:
             return None
         for reading in _readings(text, words):
-            if match := first_denial(self._written_alike, reading.words, partial(self._is_disguised, reading)):
-                form = self._forms[match.phrase]
-                return Disguised(form.phrase, reading.disguise(match, form))
+            counts = partial(self._disguised, reading)
+            if match := first_denial(self._written_alike, reading.words, counts):
+                return counts(match)
         return None
 
-    def _is_disguised(self, reading: "_Reading", match: Match) -> bool:
-        return bool(reading.disguise(match, self._forms[match.phrase]))
+    def _disguised(self, reading: "_Reading", match: Match) -> Disguised | None:
+        """Of the phrases that stand alike in readings the first one that is disguised there."""
+        for form in self._forms[match.phrase]:
+            if disguise := reading.disguise(match, form):
+                return Disguised(form.phrase, disguise)
+        return None
 
 
 def _has_letters(at_least: int) -> Counts:
@@ -120,25 +126,28 @@ class _Form:
     words: str
     phrase: str
     letters: int
-    digits: int
+    digits: frozenset[int]
+    """The places of its own digits."""
     spaced: str = ""
     """`all` its letters, or those of one `word`."""
 
 
 def _forms_of(phrase: str, *, spaced: bool) -> Iterator[_Form]:
-    letters, digits = letters_in(phrase), sum(char in "0123456789" for char in phrase)
-    meant = phrase.translate(_DIGITS["i"])
-    yield _Form(words_of(_once(meant)), phrase, letters, digits)
+    yield _form_of(phrase, phrase)
     if not spaced:
         return
-    yield _Form(words_of(" ".join(meant.replace(" ", ""))), phrase, letters, digits, "all")
-    words = meant.split(" ")
-    if len(words) <= MAX_WORDS_SPACED_APART:
+    yield _form_of(phrase, " ".join(phrase.replace(" ", "")), "all")
+    words = phrase.split(" ")
+    if 1 < len(words) <= MAX_WORDS_SPACED_APART:
         for index, word in enumerate(words):
             if len(word) > 2:
-                rest = [_once(each) for each in words]
-                rest[index] = " ".join(word)
-                yield _Form(words_of(" ".join(rest)), phrase, letters, digits, "word")
+                yield _form_of(phrase, " ".join([*words[:index], *word, *words[index + 1 :]]), "word")
+
+
+def _form_of(phrase: str, written: str, spaced: str = "") -> _Form:
+    reading = _Reading(written, written, words_of(written), "i")
+    digits = reading.disguised_places() if _DIGIT_RUN.search(phrase) else _NOWHERE
+    return _Form(reading.words, phrase, letters_in(phrase), digits, spaced)
 
 
 def _once(words: str) -> str:
@@ -193,19 +202,19 @@ class _Reading:
 
     def disguise(self, match: Match, form: _Form) -> str:
         """How that form of a phrase is disguised there; empty where nothing is, or not enough to count."""
-        if self._columns is None:
-            self._columns = _Columns(self._text, self._written, self._letter)
-        columns, start, end = self._columns, match.start, match.end
-        meant = columns.meant_before[end] - columns.meant_before[start]
-        if meant and not form.spaced:  # `4` between words is a number
-            meant -= sum(
-                columns.meant_before[place + 1] - columns.meant_before[place]
+        columns, start, end = self._looked_up(), match.start, match.end
+        meant = 0
+        if columns.meant_before[end] > columns.meant_before[start]:
+            # A digit that is the phrase's own is none in disguise; `4` between words is a number.
+            meant = sum(
+                columns.is_meant(place)
+                and place - start not in form.digits
+                and (bool(form.spaced) or not self._is_single(place))
                 for place in range(start, end)
-                if self._is_single(place)
             )
         names: list[str] = []
-        if meant > form.digits:
-            if 2 * (meant - form.digits) > form.letters:
+        if meant:
+            if 2 * meant > form.letters:
                 return ""
             names.append("leet")
         if columns.stretched_before[end] > columns.stretched_before[start]:
@@ -215,6 +224,15 @@ class _Reading:
                 return ""
             names.append("spaced")
         return "+".join(names)
+
+    def disguised_places(self) -> frozenset[int]:
+        """Where digits or symbols stand for letters."""
+        return frozenset(filter(self._looked_up().is_meant, range(len(self.words))))
+
+    def _looked_up(self) -> "_Columns":
+        if self._columns is None:
+            self._columns = _Columns(self._text, self._written, self._letter)
+        return self._columns
 
     def _is_apart(self, match: Match) -> bool:
         """What is spelled there is not part of more that is spelled: beside it stand words, a word of one letter, or a
@@ -281,3 +299,6 @@ class _Columns:
             self.lasts.append(origin)
             self.meant_before.append(self.meant_before[-1] + is_counted)
             self.stretched_before.append(self.stretched_before[-1])
+
+    def is_meant(self, place: int) -> bool:
+        return self.meant_before[place + 1] > self.meant_before[place]

@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from agents.safety import scan
@@ -217,6 +217,44 @@ def test_what_the_project_says_of_itself_is_not_refused() -> None:
             found[harmful.first(piece, words_of(piece))] += 1
     assert found.total() > 200
     assert {*found} == {None}
+
+
+@pytest.mark.parametrize(
+    ("text", "deny"),
+    [
+        ("mak3 a bomb", ["make a bomb", "make a b0mb"]),
+        ("m4ke a bomb", ["make a bomb", "make a b0mb"]),
+        ("mak3 a bomb", ["make a b0mb"]),
+        ("expl0sive", ["explosive", "explos1ve"]),
+        ("ca expl0sive", ["explosive", "c4 explosive"]),
+        ("3453 b0mb", ["bomb", "ease bomb"]),
+        ("k i 1 l", ["k i l l", "kill"]),
+    ],
+)
+def test_a_phrase_that_is_written_with_digits_itself_hides_no_other(text: str, deny: list[str]) -> None:
+    assert seen(text, deny) is not None
+
+
+DIGIT_FOR = {"a": "4", "e": "3", "i": "1", "o": "0", "s": "5"}
+written = st.builds(
+    lambda before, phrase, letters, times: f"{before} {phrase}".strip().translate(
+        str.maketrans({letter: DIGIT_FOR[letter] * times for letter in letters})
+    ),
+    st.sampled_from(["", "", "", "ease", "ii"]),
+    st.sampled_from(["a bomb", "a bomb", "kiss", "k i s s", "god ii"]),
+    st.sets(st.sampled_from("aeios"), max_size=4),
+    st.sampled_from([1, 1, 3]),
+)
+"""A few phrases, so that what is drawn of them is often written alike."""
+
+
+@settings(max_examples=400)
+@given(st.lists(written, min_size=1, max_size=3), written, st.lists(written, max_size=1), written)
+def test_further_phrases_let_nothing_pass_that_was_refused(
+    deny: list[str], further: str, allow: list[str], text: str
+) -> None:
+    if seen(text, deny, allow) is not None:
+        assert seen(text, [*deny, further], allow) is not None
 
 
 ADVERSE = [
