@@ -9,8 +9,9 @@
 | `rot13`     | `onq vqrn`               | 8 letters               | words of 7 are others' (`nowhere`, `abjurer`)     |
 | `reversed`  | `aedi dab`, `dab aedi`   | 9 letters               | words of 8 are others' (`stressed`, `desserts`)   |
 
-Several at once are one, as `leet+spaced`. In leet half of the letters, or more, are letters: numbers are no words. An
-allow phrase lifts what is written like it, in the same disguise.
+Several at once are one, as `leet+spaced`. In leet half of the letters, or more, are letters, and others are in the same
+word: numbers are no words. Numbers are not stretched (`acme 200` is not `acme 2000`), nor is what may be Roman ones
+(`clause ii`). An allow phrase lifts what is written like it, in the same disguise.
 
 How it is done, in linear time: a text is written in the ways in which it may be meant (`_Reading`), of which there are
 four at most, and each is looked through once. What is found there counts only where something was disguised in that
@@ -20,7 +21,7 @@ very place, so that a text in plain letters is none in disguise.
 import re
 from array import array
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -49,6 +50,7 @@ _DIGIT_RUN = re.compile(r"[0-9]+")
 _DOUBLED = re.compile(r"([^ ])\1+")
 _TRIPLED = re.compile(r"([^ ])\1\1")
 _SPELLED = re.compile(r" [^ ] [^ ] [^ ](?= )")
+_ROMAN = re.compile(r"(?<![^ ])[ivx]+(?![^ ])")
 _NOWHERE: frozenset[int] = frozenset()
 _WORDS_OF_A_LETTER = frozenset("aio")
 _ROT13 = str.maketrans("abcdefghijklmnopqrstuvwxyz", "nopqrstuvwxyzabcdefghijklm")
@@ -128,6 +130,10 @@ class _Form:
     letters: int
     digits: frozenset[int]
     """The places of its own digits."""
+    times: Mapping[int, int]
+    """How often a letter stands there in a row, where not once."""
+    unstretched: frozenset[int]
+    """Where it stands so often in whatever is this phrase: in numbers."""
     spaced: str = ""
     """`all` its letters, or those of one `word`."""
 
@@ -147,7 +153,9 @@ def _forms_of(phrase: str, *, spaced: bool) -> Iterator[_Form]:
 def _form_of(phrase: str, written: str, spaced: str = "") -> _Form:
     reading = _Reading(written, written, words_of(written), "i")
     digits = reading.disguised_places() if _DIGIT_RUN.search(phrase) else _NOWHERE
-    return _Form(reading.words, phrase, letters_in(phrase), digits, spaced)
+    times = reading.repeated() if reading.words != words_of(written) else {}
+    roman = () if spaced else (range(*each.span()) for each in _ROMAN.finditer(reading.words))
+    return _Form(reading.words, phrase, letters_in(phrase), digits, times, digits.union(*roman), spaced)
 
 
 def _once(words: str) -> str:
@@ -203,27 +211,51 @@ class _Reading:
     def disguise(self, match: Match, form: _Form) -> str:
         """How that form of a phrase is disguised there; empty where nothing is, or not enough to count."""
         columns, start, end = self._looked_up(), match.start, match.end
-        meant = 0
-        if columns.meant_before[end] > columns.meant_before[start]:
-            # A digit that is the phrase's own is none in disguise; `4` between words is a number.
-            meant = sum(
-                columns.is_meant(place)
-                and place - start not in form.digits
-                and (bool(form.spaced) or not self._is_single(place))
-                for place in range(start, end)
-            )
+        is_meant = columns.meant_before[end] > columns.meant_before[start]
+        is_stretched = columns.stretched_before[end] > columns.stretched_before[start]
+        if not (is_meant or is_stretched or form.spaced):
+            return ""
+        unstretched = {*form.unstretched, *(self._numbers(start, end) if is_meant else ())}
+        if any(columns.times[start + place] != form.times.get(place, 1) for place in unstretched):
+            return ""
         names: list[str] = []
-        if meant:
-            if 2 * meant > form.letters:
+        if is_meant and (meant := self._meant(start, end, form)):
+            if 2 * len(meant) > form.letters:
                 return ""
-            names.append("leet")
-        if columns.stretched_before[end] > columns.stretched_before[start]:
+            if form.spaced or not meant <= unstretched:
+                names.append("leet")
+        if is_stretched and any(
+            columns.times[start + place] > max(2, form.times.get(place, 1)) for place in range(end - start)
+        ):
             names.append("stretched")
         if form.spaced:
             if not (form.spaced == "all" and form.letters >= MIN_LETTERS_AMONG_LETTERS) and not self._is_apart(match):
                 return ""
             names.append("spaced")
         return "+".join(names)
+
+    def _meant(self, start: int, end: int, form: _Form) -> set[int]:
+        """Where behind `start` a letter is meant that the phrase has. `4` between words is a number."""
+        columns = self._looked_up()
+        return {
+            place - start
+            for place in range(start, end)
+            if columns.is_meant(place)
+            and place - start not in form.digits
+            and (form.spaced or not self._is_single(place))
+        }
+
+    def _numbers(self, start: int, end: int) -> Iterator[int]:
+        """The places behind `start` of words without any letter, but for single digits."""
+        begin = start
+        for word in self.words[start:end].split(" "):
+            places = range(begin, begin + len(word))
+            if all(map(self._looked_up().is_meant, places)) and not self._is_single(begin):
+                yield from (place - start for place in places)
+            begin += len(word) + 1
+
+    def repeated(self) -> dict[int, int]:
+        return {place: times for place, times in enumerate(self._looked_up().times) if times > 1}
 
     def disguised_places(self) -> frozenset[int]:
         """Where digits or symbols stand for letters."""
@@ -274,27 +306,30 @@ class _Reading:
 
 
 class _Columns:
-    """For each character of a reading: where it stands in the text, and how many before it were disguised."""
+    """For each character of a reading: where it stands in the text, how often in a row, and how many before it were
+    disguised.
+    """
 
-    __slots__ = ("firsts", "lasts", "meant_before", "stretched_before")
+    __slots__ = ("firsts", "lasts", "meant_before", "stretched_before", "times")
 
     def __init__(self, text: str, written: str, letter: str) -> None:
         normal = normalise(written)
-        self.firsts, self.lasts = array("I"), array("I")
+        self.firsts, self.lasts, self.times = array("I"), array("I"), array("I")
         self.meant_before, self.stretched_before = array("I", [0]), array("I", [0])
-        previous, times, is_counted = "", 0, False
+        previous, is_counted = "", False
         for char, meant, origin in zip(
             normal.text, normal.text.translate(_DIGITS[letter]), normal.origins, strict=True
         ):
             is_meant = char != meant or (char != " " and text[origin] != written[origin])
             if meant == previous != " ":
-                times += 1
+                self.times[-1] += 1
                 self.lasts[-1] = origin
                 self.meant_before[-1] += is_meant and not is_counted
-                self.stretched_before[-1] += times == 3
+                self.stretched_before[-1] += self.times[-1] == 3
                 is_counted = is_counted or is_meant
                 continue
-            previous, times, is_counted = meant, 1, is_meant
+            previous, is_counted = meant, is_meant
+            self.times.append(1)
             self.firsts.append(origin)
             self.lasts.append(origin)
             self.meant_before.append(self.meant_before[-1] + is_counted)

@@ -198,7 +198,7 @@ def test_what_is_looked_up_of_a_reading_is_of_each_of_its_letters(text: str, odd
     whole = text + odd
     for reading in [_Reading(whole, whole, words_of(whole), letter), *_readings(whole, words_of(whole))]:
         columns = _Columns(reading._text, reading._written, reading._letter)
-        assert len(columns.firsts) == len(columns.lasts) == len(reading.words)
+        assert len(columns.firsts) == len(columns.lasts) == len(columns.times) == len(reading.words)
         assert len(columns.meant_before) == len(columns.stretched_before) == len(reading.words) + 1
 
 
@@ -233,6 +233,47 @@ def test_what_the_project_says_of_itself_is_not_refused() -> None:
 )
 def test_a_phrase_that_is_written_with_digits_itself_hides_no_other(text: str, deny: list[str]) -> None:
     assert seen(text, deny) is not None
+
+
+@pytest.mark.parametrize(
+    ("phrase", "another"),
+    [
+        ("acme 200", "acme 2000"),
+        ("acme 200", "@cme 2000"),
+        ("model x100", "model x1000"),
+        ("windows 10", "windows 1000"),
+        ("covid 19", "covid 1999"),
+        ("world war ii", "World War III"),
+        ("world war ii", "W0rld War III"),
+        ("clause i", "Clause III"),
+        ("model s", "model 5"),
+        ("model s", "model 555"),
+        ("model s", "model $5"),
+        ("plan bb", "plan 88"),
+        ("open so", "open 50"),
+    ],
+)
+def test_another_number_is_another_thing(phrase: str, another: str) -> None:
+    assert seen(another, [phrase]) is None
+
+
+@pytest.mark.parametrize(
+    ("phrase", "text"),
+    [
+        ("acme 200", "@cme 200"),
+        ("acme 200", "acmeee 200"),
+        ("acme 200", "a c m e 2 0 0"),
+        ("world war ii", "w0rld war ii"),
+        ("world war ii", "w o r l d w a r i i"),
+        ("model s", "m0del s"),
+        ("so kill", "50 k1ll"),
+        ("kill", "k iii l l"),
+        ("hack", "h44444ck"),
+        ("bomb", "b000mb"),
+    ],
+)
+def test_beside_a_number_letters_are_seen_through(phrase: str, text: str) -> None:
+    assert seen(text, [phrase]) is not None
 
 
 DIGIT_FOR = {"a": "4", "e": "3", "i": "1", "o": "0", "s": "5"}
