@@ -34,10 +34,14 @@ MIN_LETTERS_ROT13 = 8
 MIN_LETTERS_REVERSED = 9
 MAX_SPACED_CHARS = 50_000
 """Of more phrases than have so many characters together none is sought spaced apart: a phrase has a pattern for each of
-its words then, and what compiles them holds up everybody for as long as that takes.
+its words then, and its tenant waits until they are compiled.
 """
 MAX_WORDS_SPACED_APART = 8
 """Of phrases with more words the whole phrase alone is sought spaced apart, not one word of it."""
+MAX_WRITTEN_ALIKE = 16
+"""Of more phrases that are alike in a reading (`b0mb`, `bom8`) those with the fewest digits are sought: each is asked
+wherever they stand.
+"""
 
 _SYMBOLS = str.maketrans("@$€£+!|", "aselt11")
 """`1` may be an i or an l."""
@@ -75,11 +79,15 @@ class Disguises:
         self._plain = plain
         self._longest = max(map(letters_in, deny), default=0)
         spaced = sum(map(len, deny)) + sum(map(len, allow)) <= MAX_SPACED_CHARS
-        self._forms: defaultdict[str, list[_Form]] = defaultdict(list)
+        forms: defaultdict[str, list[_Form]] = defaultdict(list)
         for phrase in sorted(deny):
             if letters_in(phrase) >= MIN_LETTERS:
                 for form in _forms_of(phrase, spaced=spaced):
-                    self._forms[form.words].append(form)
+                    forms[form.words].append(form)
+        self._forms = {
+            words: sorted(alike, key=lambda form: len(form.digits))[:MAX_WRITTEN_ALIKE]
+            for words, alike in forms.items()
+        }
         lifted = {form.words for phrase in allow for form in _forms_of(phrase, spaced=spaced)}
         self._written_alike = PhraseSet(self._forms, lifted)
 

@@ -1,6 +1,7 @@
 """Denied phrases in disguise: what is seen through, what is left alone, and how much is looked at for that."""
 
 import codecs
+import itertools
 import re
 from collections import Counter
 from pathlib import Path
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from agents.safety import scan
 from agents.safety.disguises import (
     MAX_SPACED_CHARS,
+    MAX_WRITTEN_ALIKE,
     MIN_LETTERS,
     MIN_LETTERS_REVERSED,
     MIN_LETTERS_ROT13,
@@ -274,6 +276,27 @@ def test_another_number_is_another_thing(phrase: str, another: str) -> None:
 )
 def test_beside_a_number_letters_are_seen_through(phrase: str, text: str) -> None:
     assert seen(text, [phrase]) is not None
+
+
+def test_of_very_many_phrases_that_are_written_alike_few_are_asked_and_the_plain_one_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plain = "obsessions"
+    spellings = itertools.product(*((char, DIGIT_FOR[char]) if char in DIGIT_FOR else (char,) for char in plain))
+    alike = disguises(["".join(spelling) for spelling in spellings])
+    asked = 0
+    disguise = _Reading.disguise
+
+    def told(self: _Reading, *args: object) -> str:
+        nonlocal asked
+        asked += 1
+        return disguise(self, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(_Reading, "disguise", told)
+    number = "0b535510n5"
+    assert alike.first(f"x1y {number}", words_of(f"x1y {number}")) is None
+    assert asked == MAX_WRITTEN_ALIKE
+    assert alike.first("obse5sion$", words_of("obse5sion$")) == Disguised(plain, "leet")
 
 
 DIGIT_FOR = {"a": "4", "e": "3", "i": "1", "o": "0", "s": "5"}
