@@ -126,15 +126,16 @@ async def _quota(admission: Admission, services: Services) -> StageResult | NotY
 async def quota_and_route(admission: Admission, services: Services) -> StageResult | NotYet:
     """As `quota`; where neither pre-safety nor routing would refuse, the same call stores what they would decide.
 
-    They find it decided then. What takes long to look at is left to them. Raises QuotaUnavailable.
+    They find it decided then. What takes long to look at is left to them, and what has to wait until its tenant's rules
+    are compiled. Raises QuotaUnavailable.
     """
     at = plan(_option(admission, services, also_asking=True), None, services.queue_bound)
     admission = brownout(admission, at.pool, services)
     tenant = services.directory.tenant(admission.scope.tenant_id)
     if tenant is None:
         return await _quota(admission, services)
-    rules = services.prompt_policies.of(tenant)
-    if _takes_long_to_look_at(admission.request, rules):
+    rules = services.prompt_policies.at_hand(tenant)
+    if rules is None or _takes_long_to_look_at(admission.request, rules):
         return await _quota(admission, services)
     may_be_smaller = at.standing == "no_worker" or _degraded(admission, at.pool, services).prefers_smaller_model
     if at.is_refused or (may_be_smaller and smaller_of(admission, services) is not None):
@@ -302,7 +303,7 @@ async def pre_safety(admission: Admission, services: Services) -> StageResult:
     tenant = services.directory.tenant(admission.scope.tenant_id)
     if tenant is None:
         return Refused(Origin.of(admission), TENANT_GONE)
-    rules = services.prompt_policies.of(tenant)
+    rules = await services.prompt_policies.of(tenant)
     if _takes_long_to_look_at(admission.request, rules):
         found = await asyncio.to_thread(_first_denial, rules, admission, services)
     else:

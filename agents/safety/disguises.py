@@ -9,8 +9,9 @@
 | `rot13`     | `onq vqrn`               | 8 letters               | words of 7 are others' (`nowhere`, `abjurer`)     |
 | `reversed`  | `aedi dab`, `dab aedi`   | 9 letters               | words of 8 are others' (`stressed`, `desserts`)   |
 
-Several at once are one, as `leet+spaced`. In leet half of the letters, or more, are letters: numbers are no words. An
-allow phrase lifts what is written like it, in the same disguise.
+Several at once are one, as `leet+spaced`. In leet half of the letters, or more, are letters, and others are in the same
+word: numbers are no words. Numbers are not stretched (`acme 200` is not `acme 2000`), nor is what may be Roman ones
+(`clause ii`). An allow phrase lifts what is written like it, in the same disguise.
 
 How it is done, in linear time: a text is written in the ways in which it may be meant (`_Reading`), of which there are
 four at most, and each is looked through once. What is found there counts only where something was disguised in that
@@ -19,7 +20,8 @@ very place, so that a text in plain letters is none in disguise.
 
 import re
 from array import array
-from collections.abc import Collection, Iterator
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -32,10 +34,14 @@ MIN_LETTERS_ROT13 = 8
 MIN_LETTERS_REVERSED = 9
 MAX_SPACED_CHARS = 50_000
 """Of more phrases than have so many characters together none is sought spaced apart: a phrase has a pattern for each of
-its words then, and what compiles them holds up everybody for as long as that takes.
+its words then, and its tenant waits until they are compiled.
 """
 MAX_WORDS_SPACED_APART = 8
 """Of phrases with more words the whole phrase alone is sought spaced apart, not one word of it."""
+MAX_WRITTEN_ALIKE = 16
+"""Of more phrases that are alike in a reading (`b0mb`, `bom8`) those with the fewest digits are sought: each is asked
+wherever they stand.
+"""
 
 _SYMBOLS = str.maketrans("@$€£+!|", "aselt11")
 """`1` may be an i or an l."""
@@ -48,6 +54,8 @@ _DIGIT_RUN = re.compile(r"[0-9]+")
 _DOUBLED = re.compile(r"([^ ])\1+")
 _TRIPLED = re.compile(r"([^ ])\1\1")
 _SPELLED = re.compile(r" [^ ] [^ ] [^ ](?= )")
+_ROMAN = re.compile(r"(?<![^ ])[ivx]+(?![^ ])")
+_NOWHERE: frozenset[int] = frozenset()
 _WORDS_OF_A_LETTER = frozenset("aio")
 _ROT13 = str.maketrans("abcdefghijklmnopqrstuvwxyz", "nopqrstuvwxyzabcdefghijklm")
 
@@ -71,11 +79,15 @@ class Disguises:
         self._plain = plain
         self._longest = max(map(letters_in, deny), default=0)
         spaced = sum(map(len, deny)) + sum(map(len, allow)) <= MAX_SPACED_CHARS
-        self._forms: dict[str, _Form] = {}
+        forms: defaultdict[str, list[_Form]] = defaultdict(list)
         for phrase in sorted(deny):
             if letters_in(phrase) >= MIN_LETTERS:
                 for form in _forms_of(phrase, spaced=spaced):
-                    self._forms.setdefault(form.words, form)
+                    forms[form.words].append(form)
+        self._forms = {
+            words: sorted(alike, key=lambda form: len(form.digits))[:MAX_WRITTEN_ALIKE]
+            for words, alike in forms.items()
+        }
         lifted = {form.words for phrase in allow for form in _forms_of(phrase, spaced=spaced)}
         self._written_alike = PhraseSet(self._forms, lifted)
 
@@ -100,13 +112,17 @@ class Disguises:
         if not self._written_alike:
             return None
         for reading in _readings(text, words):
-            if match := first_denial(self._written_alike, reading.words, partial(self._is_disguised, reading)):
-                form = self._forms[match.phrase]
-                return Disguised(form.phrase, reading.disguise(match, form))
+            counts = partial(self._disguised, reading)
+            if match := first_denial(self._written_alike, reading.words, counts):
+                return counts(match)
         return None
 
-    def _is_disguised(self, reading: "_Reading", match: Match) -> bool:
-        return bool(reading.disguise(match, self._forms[match.phrase]))
+    def _disguised(self, reading: "_Reading", match: Match) -> Disguised | None:
+        """Of the phrases that stand alike in readings the first one that is disguised there."""
+        for form in self._forms[match.phrase]:
+            if disguise := reading.disguise(match, form):
+                return Disguised(form.phrase, disguise)
+        return None
 
 
 def _has_letters(at_least: int) -> Counts:
@@ -120,25 +136,34 @@ class _Form:
     words: str
     phrase: str
     letters: int
-    digits: int
+    digits: frozenset[int]
+    """The places of its own digits."""
+    times: Mapping[int, int]
+    """How often a letter stands there in a row, where not once."""
+    unstretched: frozenset[int]
+    """Where it stands so often in whatever is this phrase: in numbers."""
     spaced: str = ""
     """`all` its letters, or those of one `word`."""
 
 
 def _forms_of(phrase: str, *, spaced: bool) -> Iterator[_Form]:
-    letters, digits = letters_in(phrase), sum(char in "0123456789" for char in phrase)
-    meant = phrase.translate(_DIGITS["i"])
-    yield _Form(words_of(_once(meant)), phrase, letters, digits)
+    yield _form_of(phrase, phrase)
     if not spaced:
         return
-    yield _Form(words_of(" ".join(meant.replace(" ", ""))), phrase, letters, digits, "all")
-    words = meant.split(" ")
-    if len(words) <= MAX_WORDS_SPACED_APART:
+    yield _form_of(phrase, " ".join(phrase.replace(" ", "")), "all")
+    words = phrase.split(" ")
+    if 1 < len(words) <= MAX_WORDS_SPACED_APART:
         for index, word in enumerate(words):
             if len(word) > 2:
-                rest = [_once(each) for each in words]
-                rest[index] = " ".join(word)
-                yield _Form(words_of(" ".join(rest)), phrase, letters, digits, "word")
+                yield _form_of(phrase, " ".join([*words[:index], *word, *words[index + 1 :]]), "word")
+
+
+def _form_of(phrase: str, written: str, spaced: str = "") -> _Form:
+    reading = _Reading(written, written, words_of(written), "i")
+    digits = reading.disguised_places() if _DIGIT_RUN.search(phrase) else _NOWHERE
+    times = reading.repeated() if reading.words != words_of(written) else {}
+    roman = () if spaced else (range(*each.span()) for each in _ROMAN.finditer(reading.words))
+    return _Form(reading.words, phrase, letters_in(phrase), digits, times, digits.union(*roman), spaced)
 
 
 def _once(words: str) -> str:
@@ -193,28 +218,61 @@ class _Reading:
 
     def disguise(self, match: Match, form: _Form) -> str:
         """How that form of a phrase is disguised there; empty where nothing is, or not enough to count."""
-        if self._columns is None:
-            self._columns = _Columns(self._text, self._written, self._letter)
-        columns, start, end = self._columns, match.start, match.end
-        meant = columns.meant_before[end] - columns.meant_before[start]
-        if meant and not form.spaced:  # `4` between words is a number
-            meant -= sum(
-                columns.meant_before[place + 1] - columns.meant_before[place]
-                for place in range(start, end)
-                if self._is_single(place)
-            )
+        columns, start, end = self._looked_up(), match.start, match.end
+        is_meant = columns.meant_before[end] > columns.meant_before[start]
+        is_stretched = columns.stretched_before[end] > columns.stretched_before[start]
+        if not (is_meant or is_stretched or form.spaced):
+            return ""
+        unstretched = {*form.unstretched, *(self._numbers(start, end) if is_meant else ())}
+        if any(columns.times[start + place] != form.times.get(place, 1) for place in unstretched):
+            return ""
         names: list[str] = []
-        if meant > form.digits:
-            if 2 * (meant - form.digits) > form.letters:
+        if is_meant and (meant := self._meant(start, end, form)):
+            if 2 * len(meant) > form.letters:
                 return ""
-            names.append("leet")
-        if columns.stretched_before[end] > columns.stretched_before[start]:
+            if form.spaced or not meant <= unstretched:
+                names.append("leet")
+        if is_stretched and any(
+            columns.times[start + place] > max(2, form.times.get(place, 1)) for place in range(end - start)
+        ):
             names.append("stretched")
         if form.spaced:
             if not (form.spaced == "all" and form.letters >= MIN_LETTERS_AMONG_LETTERS) and not self._is_apart(match):
                 return ""
             names.append("spaced")
         return "+".join(names)
+
+    def _meant(self, start: int, end: int, form: _Form) -> set[int]:
+        """Where behind `start` a letter is meant that the phrase has. `4` between words is a number."""
+        columns = self._looked_up()
+        return {
+            place - start
+            for place in range(start, end)
+            if columns.is_meant(place)
+            and place - start not in form.digits
+            and (form.spaced or not self._is_single(place))
+        }
+
+    def _numbers(self, start: int, end: int) -> Iterator[int]:
+        """The places behind `start` of words without any letter, but for single digits."""
+        begin = start
+        for word in self.words[start:end].split(" "):
+            places = range(begin, begin + len(word))
+            if all(map(self._looked_up().is_meant, places)) and not self._is_single(begin):
+                yield from (place - start for place in places)
+            begin += len(word) + 1
+
+    def repeated(self) -> dict[int, int]:
+        return {place: times for place, times in enumerate(self._looked_up().times) if times > 1}
+
+    def disguised_places(self) -> frozenset[int]:
+        """Where digits or symbols stand for letters."""
+        return frozenset(filter(self._looked_up().is_meant, range(len(self.words))))
+
+    def _looked_up(self) -> "_Columns":
+        if self._columns is None:
+            self._columns = _Columns(self._text, self._written, self._letter)
+        return self._columns
 
     def _is_apart(self, match: Match) -> bool:
         """What is spelled there is not part of more that is spelled: beside it stand words, a word of one letter, or a
@@ -256,28 +314,34 @@ class _Reading:
 
 
 class _Columns:
-    """For each character of a reading: where it stands in the text, and how many before it were disguised."""
+    """For each character of a reading: where it stands in the text, how often in a row, and how many before it were
+    disguised.
+    """
 
-    __slots__ = ("firsts", "lasts", "meant_before", "stretched_before")
+    __slots__ = ("firsts", "lasts", "meant_before", "stretched_before", "times")
 
     def __init__(self, text: str, written: str, letter: str) -> None:
         normal = normalise(written)
-        self.firsts, self.lasts = array("I"), array("I")
+        self.firsts, self.lasts, self.times = array("I"), array("I"), array("I")
         self.meant_before, self.stretched_before = array("I", [0]), array("I", [0])
-        previous, times, is_counted = "", 0, False
+        previous, is_counted = "", False
         for char, meant, origin in zip(
             normal.text, normal.text.translate(_DIGITS[letter]), normal.origins, strict=True
         ):
             is_meant = char != meant or (char != " " and text[origin] != written[origin])
             if meant == previous != " ":
-                times += 1
+                self.times[-1] += 1
                 self.lasts[-1] = origin
                 self.meant_before[-1] += is_meant and not is_counted
-                self.stretched_before[-1] += times == 3
+                self.stretched_before[-1] += self.times[-1] == 3
                 is_counted = is_counted or is_meant
                 continue
-            previous, times, is_counted = meant, 1, is_meant
+            previous, is_counted = meant, is_meant
+            self.times.append(1)
             self.firsts.append(origin)
             self.lasts.append(origin)
             self.meant_before.append(self.meant_before[-1] + is_counted)
             self.stretched_before.append(self.stretched_before[-1])
+
+    def is_meant(self, place: int) -> bool:
+        return self.meant_before[place + 1] > self.meant_before[place]

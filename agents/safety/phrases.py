@@ -206,6 +206,7 @@ class PhraseSet:
             for words in sorted(set(allowed.values()) - {""}):
                 self._add(words, self._allowed, self._allow_alive)
         self._fail = [0] * len(self._goto)
+        self.shorter: dict[str, str] = {}  # of each denied phrase the longest other one that ends it, if there is one
         self._link()
         self._start = self._goto[0].get(_SPACE, 0)
         self.telling_words = frozenset(max(words.split(_SPACE), key=len) for words in set(denied.values()) - {""})
@@ -236,6 +237,8 @@ class PhraseSet:
             node = queue.popleft()
             for char, child in self._goto[node].items():
                 fail = self._fail[child] = self._step(self._fail[node], char) if node else 0
+                if self._denied[child] and self._denied[fail]:
+                    self.shorter[self._denied[child]] = self._denied[fail]
                 self._denied[child] = self._denied[child] or self._denied[fail]
                 self._allowed[child] = self._allowed[child] or self._allowed[fail]
                 self._deny_alive[child] = self._deny_alive[child] or self._deny_alive[fail]
@@ -306,9 +309,7 @@ class StreamMatcher:
         """Takes the next piece of the text."""
         before = context(self._before, text)
         folded = _fold_piece(text, before) if len(text) <= MAX_CACHED_CHARS else _fold(text, before)
-        if before == _SPACE and folded[:1] == _SPACE:
-            folded = folded[1:]
-        self.feed_normalised(folded)
+        self.feed_normalised(folded.removeprefix(_SPACE) if before == _SPACE else folded)
 
     def feed_normalised(self, folded: str) -> None:
         """As `feed`, of what is folded, and begins with no space behind another one."""
@@ -486,8 +487,7 @@ def ends_no_denial(phrases: PhraseSet, text: str) -> bool:
 def _end_with(text: str, before: str) -> str:
     """What a matcher meets, folded, of a text that ends with `text` behind `before`."""
     folded = _fold(text, before)
-    if before == _SPACE and folded[:1] == _SPACE:
-        folded = folded[1:]
+    folded = folded.removeprefix(_SPACE) if before == _SPACE else folded
     return folded if (folded or before)[-1] == _SPACE else folded + _SPACE
 
 

@@ -1,8 +1,10 @@
 """What a tenant does not take in prompts, ready to be looked for: phrases, patterns, and phrases in disguise."""
 
+import asyncio
 import hashlib
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal
@@ -22,6 +24,8 @@ THREADED_CHARS = 20_000
 """From here on looking for phrases takes milliseconds."""
 THREADED_CHARS_SEEN_THROUGH = 8_000
 """The same where disguises are looked for, or patterns."""
+THREADED_CHARS_OF_PHRASES = 500
+"""Of a policy with more of them compiling takes milliseconds, and up to seconds."""
 MAX_LIFTED = 100
 """Of one pattern in one text: whoever matches more often is refused, whatever is allowed."""
 
@@ -145,21 +149,53 @@ class _Spans:
 
 
 class PromptPolicies:
-    """Compiled rules per tenant; compiled again when what they say of prompts has changed."""
+    """Compiled rules per tenant; compiled again when what they say of prompts has changed. Of one event loop, which it
+    does not hold up: what takes long is compiled in a thread, one policy after the other.
+    """
 
     def __init__(self) -> None:
         self._compiled: dict[str, tuple[SafetyPolicy, PromptRules]] = {}
+        self._compiling: dict[str, tuple[SafetyPolicy, Future[PromptRules]]] = {}
+        self._thread = ThreadPoolExecutor(1, "prompt-rules")
 
-    def of(self, tenant: Tenant) -> PromptRules:
+    def at_hand(self, tenant: Tenant) -> PromptRules | None:
+        """None: they are still to be compiled, which takes long."""
         wanted = tenant.policy
         policy, rules = self._compiled.get(tenant.tenant_id, (None, None))
-        if policy is wanted and rules is not None:
+        if policy is wanted:
             return rules
         # Every edit of the settings makes all policies anew, and most say what they said before.
         if rules is None or policy is None or _of_prompts(policy) != _of_prompts(wanted):
+            if _takes_long_to_compile(wanted):
+                return None
             rules = PromptRules(wanted)
         self._compiled[tenant.tenant_id] = (wanted, rules)
         return rules
+
+    async def of(self, tenant: Tenant) -> PromptRules:
+        """Waits for them where they are still to be compiled. Whoever else of the tenant asks waits for the same."""
+        if (rules := self.at_hand(tenant)) is not None:
+            return rules
+        compiling = self._compiling.get(tenant.tenant_id)
+        if compiling is None or _of_prompts(compiling[0]) != _of_prompts(tenant.policy):
+            compiling = (tenant.policy, self._thread.submit(PromptRules, tenant.policy))
+            self._compiling[tenant.tenant_id] = compiling
+        policy, rules_to_be = compiling
+        try:
+            # Who is cancelled leaves it to the others.
+            rules = await asyncio.shield(asyncio.wrap_future(rules_to_be))
+            if self._compiling.get(tenant.tenant_id) is compiling:
+                self._compiled[tenant.tenant_id] = (policy, rules)
+            return rules
+        finally:
+            if rules_to_be.done() and self._compiling.get(tenant.tenant_id) is compiling:
+                del self._compiling[tenant.tenant_id]
+
+
+def _takes_long_to_compile(policy: SafetyPolicy) -> bool:
+    """Milliseconds."""
+    phrases = sum(len(each.phrase) for each in policy.prompt_deny) + sum(map(len, policy.prompt_allow))
+    return bool(policy.prompt_deny_patterns) or phrases > THREADED_CHARS_OF_PHRASES
 
 
 def _of_prompts(policy: SafetyPolicy) -> tuple[object, ...]:

@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 from agents.safety.phrases import Match, PhraseSet, StreamMatcher, fold, normalise
 
-Counts = Callable[[Match], bool]
+Counts = Callable[[Match], object]
+"""Truly or not."""
 
 
 def words_of(text: str) -> str:
@@ -13,15 +14,19 @@ def words_of(text: str) -> str:
 
 
 def first_denial(phrases: PhraseSet, words: str, counts: Counts | None = None) -> Match | None:
-    """A denied phrase in normalised text that counts, and that no allow phrase lifts; `counts` is asked for each that
-    is the longest one to end where it ends. Its place is in `words`.
+    """A denied phrase in normalised text that counts, and that no allow phrase lifts. Its place is in `words`.
+
+    Of those that end in one place `counts` is asked for the longest, and for shorter ones until one counts.
     """
-    if not _is_possible(phrases, words):
-        return None
     matcher = StreamMatcher(phrases) if counts is None else _Choosy(phrases, counts)
-    matcher.feed_normalised(words)
-    matcher.finish()
+    _look_through(matcher, phrases, words)
     return matcher.match
+
+
+def _look_through(matcher: StreamMatcher, phrases: PhraseSet, words: str) -> None:
+    if _is_possible(phrases, words):
+        matcher.feed_normalised(words)
+        matcher.finish()
 
 
 def _is_possible(phrases: PhraseSet, words: str) -> bool:
@@ -32,14 +37,9 @@ def _is_possible(phrases: PhraseSet, words: str) -> bool:
 def spans(phrases: PhraseSet, text: str) -> list[tuple[int, int]]:
     """Where the phrases stand, in characters of the text and in the order of their ends; of each end the longest."""
     normal = normalise(text)
-    found: list[Match] = []
-
-    def note(match: Match) -> bool:
-        found.append(match)
-        return False
-
-    first_denial(phrases, normal.text, note)
-    return [(normal.origins[match.start], normal.origins[match.end - 1] + 1) for match in found]
+    noting = _Noting(phrases)
+    _look_through(noting, phrases, normal.text)
+    return [(normal.origins[match.start], normal.origins[match.end - 1] + 1) for match in noting.noted]
 
 
 class _Choosy(StreamMatcher):
@@ -50,5 +50,21 @@ class _Choosy(StreamMatcher):
         self._counts = counts
 
     def _found(self, denial: Match) -> None:
-        if self._counts(denial):
-            super()._found(denial)
+        phrase: str | None = denial.phrase
+        while phrase is not None:
+            match = Match(phrase, denial.end - len(phrase), denial.end)
+            if self._counts(match):
+                super()._found(match)  # what lifts it lifts the shorter ones too
+                return
+            phrase = self._phrases.shorter.get(phrase)
+
+
+class _Noting(StreamMatcher):
+    __slots__ = ("noted",)
+
+    def __init__(self, phrases: PhraseSet) -> None:
+        super().__init__(phrases)
+        self.noted: list[Match] = []
+
+    def _found(self, denial: Match) -> None:
+        self.noted.append(denial)

@@ -1,11 +1,13 @@
 """What the stages make of a good request, and of each kind of bad one: what it gets, and which field it is told."""
 
+import asyncio
 import hashlib
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -14,6 +16,8 @@ from agents.admission.refusals import jittered_ms
 from agents.admission.stages import STAGES
 from agents.admission.validation import lane_of, validation
 from agents.quota.port import Refusal
+from agents.safety import prompt_policies
+from agents.safety.prompt_policies import PromptRules
 from schemas.endings import ENDINGS, EndingCode
 from schemas.generated import Opened
 from schemas.request import AdmittedRequest, Lane, Message, Sampling, TextPart, Tool
@@ -229,7 +233,7 @@ async def test_a_verdict_tells_kind_category_and_disguise_and_neither_prompt_nor
     assert [(each.rule, each.kind, each.disguise, each.category) for each in verdicts] == [*told.values(), ("",) * 4]
     assert [each.decision for each in verdicts] == ["refuse"] * 4 + ["allow"]
     assert {each.policy_digest for each in verdicts} == {
-        world.services.prompt_policies.of(world.directory.all["acme"]).digest
+        (await world.services.prompt_policies.of(world.directory.all["acme"])).digest
     }
     assert not any("vault" in each.encode().decode().lower() for each in verdicts)
     assert [(each.code, each.param) for each in world.log.endings] == [(EndingCode.PROMPT_REFUSED, "messages")] * 4
@@ -237,12 +241,108 @@ async def test_a_verdict_tells_kind_category_and_disguise_and_neither_prompt_nor
 
 async def test_phrases_are_compiled_once_however_often_the_settings_are_read(world: World) -> None:
     tenant, policies = world.directory.all["acme"], world.services.prompt_policies
-    compiled = policies.of(tenant)
+    compiled = await policies.of(tenant)
     again = tenant.model_copy(deep=True)
     assert again.policy is not tenant.policy
-    assert policies.of(again) is compiled
+    assert await policies.of(again) is compiled
     policy = tenant.policy.model_copy(update={"prompt_allow": ["open the vault of heaven"]})
-    assert policies.of(tenant.model_copy(update={"policy": policy})) is not compiled
+    assert await policies.of(tenant.model_copy(update={"policy": policy})) is not compiled
+
+
+def of_many_phrases(*phrases: str) -> SafetyPolicy:
+    filling = [f"phrase number {number}" for number in range(100)]
+    return SafetyPolicy.model_validate({"prompt_deny": [*filling, *phrases]})
+
+
+class SlowlyCompiled(PromptRules):
+    """The rules of many phrases take until they may be done."""
+
+    def __init__(self, policy: SafetyPolicy) -> None:
+        self.threads.append(threading.get_ident())
+        assert not policy.prompt_deny[1:] or self.may_be_done.wait(30)
+        super().__init__(policy)
+
+    threads: ClassVar[list[int]]
+    may_be_done: ClassVar[threading.Event]
+
+
+@pytest.fixture
+def compiling(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[SlowlyCompiled]]:
+    SlowlyCompiled.threads, SlowlyCompiled.may_be_done = [], threading.Event()
+    monkeypatch.setattr(prompt_policies, "PromptRules", SlowlyCompiled)
+    yield SlowlyCompiled
+    SlowlyCompiled.may_be_done.set()
+
+
+async def test_many_phrases_are_compiled_once_and_beside_the_event_loop(
+    world: World, compiling: type[SlowlyCompiled]
+) -> None:
+    world.change(policy=of_many_phrases("open the vault"))
+    said = ["open the v4ult", "hello", "hello again"]
+    requests = [world.request(text, response_id=f"{RESPONSE[:-1]}{at}") for at, text in enumerate(said)]
+    handled = [asyncio.create_task(world.pipeline.handle_request(world.record(each))) for each in requests]
+    of_another = world.request("hello", tenant="gold", response_id=f"{RESPONSE[:-1]}9")
+    await world.pipeline.handle_request(world.record(of_another))
+    assert [work.scope.tenant_id for work in worked_on(world)] == ["gold"]
+    assert not any(each.done() for each in handled), "they wait for the rules"
+    assert len(world.quota.tenants["acme"].active) == len(handled), "with what they may need"
+    handled.pop().cancel()
+    compiling.may_be_done.set()
+    await asyncio.gather(*handled)
+    assert [work.scope.tenant_id for work in worked_on(world)] == ["gold", "acme"]
+    assert [each.code for each in world.log.endings] == [EndingCode.PROMPT_REFUSED]
+    loop = threading.get_ident()
+    assert sorted(thread == loop for thread in compiling.threads) == [False, True], (
+        "gold's, who denies nothing, at once"
+    )
+
+
+async def test_who_asks_while_another_policy_is_compiled_gets_the_own_one(
+    world: World, compiling: type[SlowlyCompiled]
+) -> None:
+    policies, tenant = world.services.prompt_policies, world.directory.all["acme"]
+    before = tenant.model_copy(update={"policy": of_many_phrases("open the vault")})
+    edited = tenant.model_copy(update={"policy": of_many_phrases("close the vault")})
+    asked = [asyncio.create_task(policies.of(each)) for each in (before, edited, before)]
+    await asyncio.sleep(0)
+    assert policies.at_hand(edited) is None
+    compiling.may_be_done.set()
+    digests = [rules.digest for rules in await asyncio.gather(*asked)]
+    assert digests[0] == digests[2] != digests[1]
+    assert {(await policies.of(each)).digest for each in (before, edited)} == {*digests}
+
+
+async def test_who_leaves_while_its_rules_wait_for_another_tenant_s_leaves_them_to_the_others(
+    world: World, compiling: type[SlowlyCompiled]
+) -> None:
+    policies, many = world.services.prompt_policies, of_many_phrases("open the vault")
+    first, second = (each.model_copy(update={"policy": many}) for each in world.directory.all.values())
+    asked = [asyncio.create_task(policies.of(each)) for each in (first, second, second)]
+    await asyncio.sleep(0)
+    asked.pop(1).cancel()
+    await asyncio.sleep(0)
+    compiling.may_be_done.set()
+    assert len({rules.digest for rules in await asyncio.gather(*asked)}) == 1
+    assert len(compiling.threads) == 2
+
+
+async def test_what_cannot_be_compiled_is_tried_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    policies = world.services.prompt_policies
+    tenant = world.directory.all["acme"].model_copy(update={"policy": of_many_phrases("open the vault")})
+
+    def fails(_policy: SafetyPolicy) -> PromptRules:
+        raise MemoryError
+
+    with monkeypatch.context() as failing:
+        failing.setattr(prompt_policies, "PromptRules", fails)
+        with pytest.raises(MemoryError):
+            await policies.of(tenant)
+    assert await policies.of(tenant)
+    assert policies.at_hand(tenant)
+
+
+def worked_on(world: World) -> list[AdmittedRequest]:
+    return [work for lane in Lane for _, work in world.log.of(AdmittedRequest, f"local.inference.default.{lane}")]
 
 
 def test_retry_advice_is_jittered_and_repeatable() -> None:

@@ -1,17 +1,19 @@
 """Denied phrases in disguise: what is seen through, what is left alone, and how much is looked at for that."""
 
 import codecs
+import itertools
 import re
 from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from agents.safety import scan
 from agents.safety.disguises import (
     MAX_SPACED_CHARS,
+    MAX_WRITTEN_ALIKE,
     MIN_LETTERS,
     MIN_LETTERS_REVERSED,
     MIN_LETTERS_ROT13,
@@ -198,7 +200,7 @@ def test_what_is_looked_up_of_a_reading_is_of_each_of_its_letters(text: str, odd
     whole = text + odd
     for reading in [_Reading(whole, whole, words_of(whole), letter), *_readings(whole, words_of(whole))]:
         columns = _Columns(reading._text, reading._written, reading._letter)
-        assert len(columns.firsts) == len(columns.lasts) == len(reading.words)
+        assert len(columns.firsts) == len(columns.lasts) == len(columns.times) == len(reading.words)
         assert len(columns.meant_before) == len(columns.stretched_before) == len(reading.words) + 1
 
 
@@ -217,6 +219,106 @@ def test_what_the_project_says_of_itself_is_not_refused() -> None:
             found[harmful.first(piece, words_of(piece))] += 1
     assert found.total() > 200
     assert {*found} == {None}
+
+
+@pytest.mark.parametrize(
+    ("text", "deny"),
+    [
+        ("mak3 a bomb", ["make a bomb", "make a b0mb"]),
+        ("m4ke a bomb", ["make a bomb", "make a b0mb"]),
+        ("mak3 a bomb", ["make a b0mb"]),
+        ("expl0sive", ["explosive", "explos1ve"]),
+        ("ca expl0sive", ["explosive", "c4 explosive"]),
+        ("3453 b0mb", ["bomb", "ease bomb"]),
+        ("k i 1 l", ["k i l l", "kill"]),
+    ],
+)
+def test_a_phrase_that_is_written_with_digits_itself_hides_no_other(text: str, deny: list[str]) -> None:
+    assert seen(text, deny) is not None
+
+
+@pytest.mark.parametrize(
+    ("phrase", "another"),
+    [
+        ("acme 200", "acme 2000"),
+        ("acme 200", "@cme 2000"),
+        ("model x100", "model x1000"),
+        ("windows 10", "windows 1000"),
+        ("covid 19", "covid 1999"),
+        ("world war ii", "World War III"),
+        ("world war ii", "W0rld War III"),
+        ("clause i", "Clause III"),
+        ("model s", "model 5"),
+        ("model s", "model 555"),
+        ("model s", "model $5"),
+        ("plan bb", "plan 88"),
+        ("open so", "open 50"),
+    ],
+)
+def test_another_number_is_another_thing(phrase: str, another: str) -> None:
+    assert seen(another, [phrase]) is None
+
+
+@pytest.mark.parametrize(
+    ("phrase", "text"),
+    [
+        ("acme 200", "@cme 200"),
+        ("acme 200", "acmeee 200"),
+        ("acme 200", "a c m e 2 0 0"),
+        ("world war ii", "w0rld war ii"),
+        ("world war ii", "w o r l d w a r i i"),
+        ("model s", "m0del s"),
+        ("so kill", "50 k1ll"),
+        ("kill", "k iii l l"),
+        ("hack", "h44444ck"),
+        ("bomb", "b000mb"),
+    ],
+)
+def test_beside_a_number_letters_are_seen_through(phrase: str, text: str) -> None:
+    assert seen(text, [phrase]) is not None
+
+
+def test_of_very_many_phrases_that_are_written_alike_few_are_asked_and_the_plain_one_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plain = "obsessions"
+    spellings = itertools.product(*((char, DIGIT_FOR[char]) if char in DIGIT_FOR else (char,) for char in plain))
+    alike = disguises(["".join(spelling) for spelling in spellings])
+    asked = 0
+    disguise = _Reading.disguise
+
+    def told(self: _Reading, *args: object) -> str:
+        nonlocal asked
+        asked += 1
+        return disguise(self, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(_Reading, "disguise", told)
+    number = "0b535510n5"
+    assert alike.first(f"x1y {number}", words_of(f"x1y {number}")) is None
+    assert asked == MAX_WRITTEN_ALIKE
+    assert alike.first("obse5sion$", words_of("obse5sion$")) == Disguised(plain, "leet")
+
+
+DIGIT_FOR = {"a": "4", "e": "3", "i": "1", "o": "0", "s": "5"}
+written = st.builds(
+    lambda before, phrase, letters, times: f"{before} {phrase}".strip().translate(
+        str.maketrans({letter: DIGIT_FOR[letter] * times for letter in letters})
+    ),
+    st.sampled_from(["", "", "", "ease", "ii"]),
+    st.sampled_from(["a bomb", "a bomb", "kiss", "k i s s", "god ii"]),
+    st.sets(st.sampled_from("aeios"), max_size=4),
+    st.sampled_from([1, 1, 3]),
+)
+"""A few phrases, so that what is drawn of them is often written alike."""
+
+
+@settings(max_examples=400)
+@given(st.lists(written, min_size=1, max_size=3), written, st.lists(written, max_size=1), written)
+def test_further_phrases_let_nothing_pass_that_was_refused(
+    deny: list[str], further: str, allow: list[str], text: str
+) -> None:
+    if seen(text, deny, allow) is not None:
+        assert seen(text, [*deny, further], allow) is not None
 
 
 ADVERSE = [
