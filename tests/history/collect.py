@@ -161,7 +161,18 @@ def read_drafts(stack: Stack) -> list[dict[str, Any]]:
 def read_ledger(stack: Stack) -> list[dict[str, Any]]:
     """Of all tenants with a key."""
     places = (f"/internal/ledger/{quote(tenant, safe='')}" for tenant in stack.keys.api_keys)
-    return [entry for place in places for entry in ask_billing(stack.plan.settings, "GET", place)["entries"]]
+    return [entry for place in places for entry in _entries(stack, place)]
+
+
+def _entries(stack: Stack, place: str) -> list[dict[str, Any]]:
+    """None of a tenant that has used nothing yet: billing does not know it."""
+    try:
+        entries: list[dict[str, Any]] = ask_billing(stack.plan.settings, "GET", place)["entries"]
+    except CommandError as error:
+        if "no usage of a tenant" in str(error):
+            return []
+        raise
+    return entries
 
 
 def pages(behind: Callable[[tuple[Any, ...]], list[dict[str, Any]]], most: int) -> Iterator[dict[str, Any]]:
