@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from billing_jobs.pricing import PRICES_SETTLE_MS, PriceBook, PriceRow
+from streams.clocks import Instant
 
 
 class KnownPrices:
@@ -17,26 +18,22 @@ class KnownPrices:
         self._clock_ms = clock_ms
         self._monotonic_ms = monotonic_ms
         self._rows: list[PriceRow] = []
-        self._read_at_ms: int | None = None
-        """By the monotonic clock."""
-        self._read_by_clock_ms = 0
+        self._read_at: Instant | None = None
         self.book = PriceBook(self._rows)
         """Another object whenever prices are new."""
 
+    def _now(self) -> Instant:
+        return Instant(self._clock_ms(), self._monotonic_ms())
+
     def may_lack(self, accepted_at_ms: int) -> bool:
         """A price of what was accepted then: it may have been appended since they were read."""
-        if self._read_at_ms is None:
-            return True
-        # By the clock as it is set now; a machine that was stopped has counted less than passed.
-        ago_ms = self._monotonic_ms() - self._read_at_ms
-        last_read_at_ms = min(self._clock_ms() - ago_ms, self._read_by_clock_ms)
-        return accepted_at_ms >= last_read_at_ms - PRICES_SETTLE_MS
+        return self._read_at is None or accepted_at_ms >= self._read_at.passed_ms(self._now()) - PRICES_SETTLE_MS
 
     def read(self) -> bool:
         """Whether any are new."""
-        read_at_ms, by_clock_ms = self._monotonic_ms(), self._clock_ms()
+        read_at = self._now()
         rows = self._load()
-        self._read_at_ms, self._read_by_clock_ms = read_at_ms, by_clock_ms
+        self._read_at = read_at
         if rows == self._rows:
             return False
         self._rows, self.book = rows, PriceBook(rows)

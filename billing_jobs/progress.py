@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from billing_jobs.positions import StoredPosition
+from streams.clocks import Instant
 from streams.log.port import TopicPartition
 
 
@@ -69,13 +69,6 @@ def measure(
     return Progress(lag_records, through_ms, observed_at_ms, lost_records, min(proven_ms, through_ms))
 
 
-class Instant(NamedTuple):
-    """Of this machine, by the clock and by one that nobody sets."""
-
-    now_ms: int
-    monotonic_ms: int
-
-
 @dataclass(frozen=True, slots=True)
 class _CompleteLook:
     """At that instant, or later, the partition ended at `end_offset`, and all of it was stored."""
@@ -83,12 +76,6 @@ class _CompleteLook:
     instant: Instant
     end_offset: int
     stored: StoredPosition | None
-
-    def through_ms(self, now: Instant) -> int:
-        """By the clock as it is set now: one that was ahead then has promised nothing. Of two clocks that disagree the
-        one that says less is believed: the other may have stood still while the machine slept.
-        """
-        return min(self.instant.now_ms, now.now_ms - (now.monotonic_ms - self.instant.monotonic_ms))
 
     def holds(self, seen: PartitionProgress) -> bool:
         """Not where the log, or what is stored of it, went back, or an operator has decided since."""
@@ -122,7 +109,7 @@ class Looks:
             earlier = self._complete.get(source)
             if earlier is not None and earlier.holds(partition):
                 complete[source] = earlier
-                partition = replace(partition, complete_through_ms=max(0, earlier.through_ms(now)))
+                partition = replace(partition, complete_through_ms=max(0, earlier.instant.passed_ms(now)))
             if partition.next_offset == partition.end_offset:
                 complete[source] = _CompleteLook(now, partition.end_offset, partition.stored)
             partitions.append(partition)

@@ -15,10 +15,10 @@ from billing_jobs.known_prices import KnownPrices
 from billing_jobs.metrics import BillingMetrics
 from billing_jobs.positions import StoredPosition
 from billing_jobs.pricing import PriceBook, PriceRow
-from billing_jobs.progress import Instant, Looks, PartitionProgress, Progress
+from billing_jobs.progress import Looks, PartitionProgress, Progress
 from billing_jobs.reading import Unusable
 from billing_jobs.store import BatchStore, StoreError
-from streams.clocks import is_due, monotonic_ms
+from streams.clocks import Instant, is_due, monotonic_ms
 from streams.dead_letters import letter_of
 from streams.log.port import LogConsumer, LogError, LogProducer, ProducerQueueFull, TopicPartition
 
@@ -417,13 +417,12 @@ class Sink:
         self._metrics.recovered_cuts.inc(pending.recovered)
         self._metrics.charged.add(batch.usage, batch.charges)
         self._metrics.charged.add_attempts(batch.compute)
-        if pending.recovered and self._reprice_at_ms is None:
-            # Rows of the owner before it may have come later than anybody looked for some without a price.
+        suspense = batch.charges.columns["state"].count("suspense")
+        # Rows of the owner before it may have come later than anybody looked for some without a price.
+        if (suspense or pending.recovered) and self._reprice_at_ms is None:
             self._reprice_at_ms = ended_ms + REPRICE_PERIOD_MS
-        if suspense := batch.charges.columns["state"].count("suspense"):
+        if suspense:
             self._metrics.suspense_events.inc(suspense)
-            if self._reprice_at_ms is None:
-                self._reprice_at_ms = ended_ms + REPRICE_PERIOD_MS
             if self._look_for_prices_at_ms is None:
                 self._look_for_prices_at_ms = ended_ms + PRICES_LOOK_PERIOD_MS
             priced = zip(batch.usage.columns["model"], batch.charges.columns["price_id"], strict=True)

@@ -1,6 +1,7 @@
 """A process's two clocks, when something is due by them, and hours, which are of UTC."""
 
 import time
+from typing import NamedTuple
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
@@ -17,6 +18,19 @@ def monotonic_ms() -> int:
     suspended, as the others' time does that judge by Unix time; elsewhere it may stand still.
     """
     return time.clock_gettime_ns(_ALSO_ASLEEP) // 1_000_000
+
+
+class Instant(NamedTuple):
+    """Of this machine, by the clock and by one that nobody sets."""
+
+    now_ms: int
+    monotonic_ms: int
+
+    def passed_ms(self, now: "Instant") -> int:
+        """When it was, by the clock as it is set now: one that was ahead then has promised nothing. Of two clocks that
+        disagree the one that says less is believed: the other may have stood still while the machine slept.
+        """
+        return min(self.now_ms, now.now_ms - (now.monotonic_ms - self.monotonic_ms))
 
 
 def hour_of(at_ms: int) -> int:

@@ -17,7 +17,6 @@ from collections.abc import Mapping
 from agents.post_safety.deserted import Deserted
 from agents.post_safety.effects import Effect
 from agents.post_safety.fold import Fold, RulesOf
-from agents.post_safety.modes import Reviewing
 from agents.post_safety.own_endings import end_halted
 from agents.post_safety.parking import Position, Restart
 from agents.post_safety.partition import Partition
@@ -69,8 +68,7 @@ class PostSafety:
         """The partition is another's now; its state is forgotten."""
         state = self._partitions.pop(partition, None)
         for response in () if state is None else state.responses.values():
-            if isinstance(response.hold, Reviewing):
-                response.hold.forget()
+            response.hold.forget()
 
     def remember_ended(self, partition: int, response_id: str) -> None:
         """A response that was opened or ended below where reading resumed: if it is not open, its records are void."""

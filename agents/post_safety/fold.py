@@ -7,7 +7,7 @@ from typing import Literal
 from agents.post_safety import outcome
 from agents.post_safety.effects import Effect, Emit, Outbox, Released
 from agents.post_safety.hold_back import Delta
-from agents.post_safety.modes import Held, Reviewing, looking
+from agents.post_safety.modes import Held, looking
 from agents.post_safety.own_endings import say_halted, stop_workers, write_ending
 from agents.post_safety.partition import Partition
 from agents.post_safety.policies import Rules
@@ -49,8 +49,7 @@ class Fold:
         response = self._open(state, opened, offset, timestamp_ms, held_offset=offset)
         if response.hold.halted:
             return [_say_started(response), *self._say_halted(state, response)]
-        is_reviewed = isinstance(response.hold, Reviewing)
-        if self._timers.sheds(state, open_answers, self.held.size_bytes if is_reviewed else 0):
+        if self._timers.sheds(state, open_answers, self.held.size_bytes if response.hold.holds_all else 0):
             self._counts["overloaded"] += 1
             response.started_held = True
             return write_ending(state, response, EndingCode.OVERLOADED)

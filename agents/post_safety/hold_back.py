@@ -219,6 +219,8 @@ class HoldBack:
     """
 
     text_type: ClassVar[type[Text]] = Text
+    holds_all: ClassVar[bool] = False
+    """Until it is over."""
 
     __slots__ = (
         "_content_is_json", "_left", "_phrases", "_stuck", "_texts", "_waiting", "halted", "halted_choice", "match",
@@ -237,6 +239,9 @@ class HoldBack:
         self.halted_choice: int | None = None
         self.match: Match | None = None
         self.released = 0
+
+    def forget(self) -> None:
+        """Its partition is another's now."""
 
     def halt(self) -> None:
         """For a reason other than a match."""

@@ -124,6 +124,7 @@ class _Run:
 class Reviewing(HoldBack):
     """`full_review`."""
 
+    holds_all = True
     __slots__ = ("_all", "_held", "_newest", "_over", "held_bytes")
 
     def __init__(self, phrases: PhraseSet, *, content_is_json: bool = False, held: Held | None = None) -> None:
@@ -186,7 +187,6 @@ class Reviewing(HoldBack):
         self._all.size_bytes += size_bytes
 
     def forget(self) -> None:
-        """Its partition is another's now."""
         self._drop()
 
     def _drop(self) -> None:

@@ -57,7 +57,8 @@ class PromptRules:
         self._phrases = PhraseSet(denied, allowed)
         self._disguises = Disguises(self._phrases, denied, allowed) if policy.see_through and denied else None
         self._patterns = _Patterns(policy, PhraseSet(allowed)) if policy.prompt_deny_patterns else None
-        self.digest = _digest(policy) if policy.asks_anything_of_prompts else ""
+        said = orjson.dumps(_of_prompts(policy)) if policy.asks_anything_of_prompts else b""
+        self.digest = hashlib.sha256(said).hexdigest() if said else ""
         """Of all that decides about prompts; empty where nothing is denied."""
 
     def __bool__(self) -> bool:
@@ -198,15 +199,11 @@ def _takes_long_to_compile(policy: SafetyPolicy) -> bool:
     return bool(policy.prompt_deny_patterns) or phrases > THREADED_CHARS_OF_PHRASES
 
 
-def _of_prompts(policy: SafetyPolicy) -> tuple[object, ...]:
-    return policy.prompt_deny, policy.prompt_deny_patterns, policy.prompt_allow, policy.see_through
-
-
-def _digest(policy: SafetyPolicy) -> str:
-    said = [
+def _of_prompts(policy: SafetyPolicy) -> list[object]:
+    """All that it says of them."""
+    return [
         [[each.phrase, each.category] for each in policy.prompt_deny],
         [[each.pattern, each.category] for each in policy.prompt_deny_patterns],
         policy.prompt_allow,
         policy.see_through,
     ]
-    return hashlib.sha256(orjson.dumps(said)).hexdigest()

@@ -6,12 +6,13 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from schemas.month import Month
+from streams.clocks import DAY_MS
 
-LATE_MS = 31 * 86_400_000
+LOGGED_WITHIN_MS = 31 * DAY_MS
 """So long after its month usage may have been logged, where something was down; not for ever, or nothing could be read
 again that was logged before the last drop."""
-CLOCKS_APART_MS = 300_000
-"""Those of brokers, and billing's."""
+BROKERS_APART_MS = 300_000
+"""The clocks of brokers, each of which times what it appends: a leader that takes over may be behind the one before."""
 
 
 class DroppedMonth(NamedTuple):
@@ -38,7 +39,7 @@ def brought_back(dropped: Dropped, from_offset: int, offset_at: Callable[[int], 
     return [
         month
         for month, dropped_at_ms in dropped
-        if from_offset < offset_at(min(dropped_at_ms, month.end_ms + LATE_MS) + CLOCKS_APART_MS)
+        if from_offset < offset_at(min(dropped_at_ms, month.end_ms + LOGGED_WITHIN_MS) + BROKERS_APART_MS)
     ]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from threading import Event
 
-from billing_jobs.reconciliation.dropped import Dropped, DroppedMonth, dropped_with
+from billing_jobs.reconciliation.dropped import BROKERS_APART_MS, Dropped, DroppedMonth, dropped_with
 from billing_jobs.reconciliation.figures import (
     ALL,
     BUCKETS,
@@ -25,8 +25,6 @@ from streams.clocks import hour_of
 from streams.log.port import LogConsumer, LogRecord, TopicPartition
 from streams.log.reading import kept_offsets, read_offsets
 
-BROKERS_APART_MS = 300_000
-"""The clocks of brokers, each of which times what it appends: a leader that takes over may be behind the one before."""
 PATIENCE_S = 30.0
 """How long nothing may come of what is there."""
 

@@ -16,9 +16,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from billing_jobs.rebuild import COPIED, Rebuilt, copy_rows, rebuild
+from billing_jobs.reconciliation.dropped import BROKERS_APART_MS
 from billing_jobs.reconciliation.figures import Source, Span, total
 from billing_jobs.reconciliation.following import Following
-from billing_jobs.reconciliation.log_side import BROKERS_APART_MS, between, kept
+from billing_jobs.reconciliation.log_side import between, kept
 from billing_jobs.reconciliation.reconcile import (
     REBUILT,
     SOURCES,

@@ -4,8 +4,7 @@ from gpu_consumers.core.config import CoreConfig
 from gpu_consumers.core.effects import Publish
 from schemas.base import Scope
 from schemas.usage import Presence
-from streams.clocks import is_due
-from streams.topics import HOUR_MS
+from streams.clocks import hour_of, is_due
 
 RETRY_MS = 60_000
 """Until an hour that did not reach the log is told again."""
@@ -26,7 +25,7 @@ class PresenceHours:
 
     def due(self, now_ms: int, *, is_ready: bool) -> list[int]:
         """When they began, the oldest first. Ask several times a minute."""
-        hour_ms = now_ms - now_ms % HOUR_MS
+        hour_ms = hour_of(now_ms)
         told: list[int] = []
         if self._owed and is_due(self._retry_at_ms, now_ms, RETRY_MS):
             told, self._owed = self._owed, []

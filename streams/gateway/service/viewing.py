@@ -17,8 +17,7 @@ class Viewing:
     def __init__(self, hub: Hub, history: History) -> None:
         self._hub = hub
         self._history = history
-        self._followers: dict[Viewer, Follower] = {}
-        self._principals: dict[Viewer, Principal] = {}
+        self._watching: dict[Viewer, tuple[Follower, Principal]] = {}
 
     def follow(
         self, principal: Principal, response_id: str, partition: int, scope: Scope, after: int, *, stays: bool = True,
@@ -28,7 +27,7 @@ class Viewing:
         follower = Follower(self._history, scope.tenant_id)
         viewer = self._hub.attach(response_id, partition, scope, after, follower.wake, monotonic_ms(), stays=stays)
         follower.watch(viewer, replay)
-        self._followers[viewer], self._principals[viewer] = follower, principal
+        self._watching[viewer] = follower, principal
         return follower
 
     def show(self, tenant_id: str, replay: Replay) -> Follower:
@@ -41,21 +40,19 @@ class Viewing:
         """The viewer is gone. Idempotent."""
         follower.close()
         if follower.viewer is not None:
-            self._followers.pop(follower.viewer, None)
-            self._principals.pop(follower.viewer, None)
+            self._watching.pop(follower.viewer, None)
             follower.viewer.stream.stage_ms["sent"] = now_ms()
             self._hub.detach(follower.viewer, monotonic_ms())
 
     def close_unless(self, stands: Callable[[Principal], bool]) -> None:
         """Who watches by what stands no longer is told so, and shown nothing more."""
-        for viewer, principal in self._principals.items():
+        for viewer, (_, principal) in self._watching.items():
             if not stands(principal):
                 viewer.close(CloseReason.UNAUTHENTICATED)
 
     def cut_off(self, viewers: list[Viewer]) -> None:
         """The hub has given these up: who still sends to them is told."""
         for viewer in viewers:
-            follower = self._followers.pop(viewer, None)
-            self._principals.pop(viewer, None)
+            follower, _ = self._watching.pop(viewer, (None, None))
             if follower is not None and follower.on_stalled is not None:
                 follower.on_stalled()

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from billing_jobs.positions import StoredPosition
-from billing_jobs.progress import Instant, Looks, PartitionProgress, Progress, measure
+from billing_jobs.progress import Looks, PartitionProgress, Progress, measure
+from streams.clocks import Instant
 from streams.log.port import TopicPartition
 from tests.unit.billing_jobs.events import NOON_MS
 from tests.unit.billing_jobs.sink_world import TOPIC, Member, World, put_usage

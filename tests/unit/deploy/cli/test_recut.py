@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from billing_jobs.reconciliation.dropped import CLOCKS_APART_MS, LATE_MS, DroppedMonth, brought_back
+from billing_jobs.reconciliation.dropped import BROKERS_APART_MS, LOGGED_WITHIN_MS, DroppedMonth, brought_back
 from deploy.cli import billing
 from deploy.cli.app import app
 from deploy.cli.billing import Desk, Position
@@ -84,7 +84,10 @@ def test_a_month_whose_usage_left_the_log_long_ago_hinders_nobody(desk: DeskOfOn
     old = DroppedMonth(Month(2025, 1), DROPPED.dropped_at_ms)
 
     def offset_at(at_ms: int) -> int:
-        assert at_ms in (old.month.end_ms + LATE_MS + CLOCKS_APART_MS, DROPPED.dropped_at_ms + CLOCKS_APART_MS)
+        assert at_ms in (
+            old.month.end_ms + LOGGED_WITHIN_MS + BROKERS_APART_MS,
+            DROPPED.dropped_at_ms + BROKERS_APART_MS,
+        )
         offset: int = desk.consumer.offset_at(TopicPartition(TOPIC, 0), at_ms)
         return offset
 
